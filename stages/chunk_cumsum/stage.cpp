@@ -1,0 +1,25 @@
+#include "ports.hpp"
+
+namespace gdnflow::stages::chunk_cumsum {
+
+Variant host();
+#if GDNFLOW_WITH_CUDA
+Variant naive();
+#endif
+
+Stage stage() {
+  return {
+      "chunk_cumsum",
+      "prefix sum of the log decay within each chunk",
+      ports({in("g", TypeRule::f32, {"T", "Hv"}), out("g_cumsum", TypeRule::f32, {"T", "Hv"})},
+            chunk_ports()),
+      {
+#if GDNFLOW_WITH_CUDA
+          naive(),
+#endif
+          host(),
+      },
+  };
+}
+
+}  // namespace gdnflow::stages::chunk_cumsum

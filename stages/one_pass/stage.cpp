@@ -1,0 +1,27 @@
+#include "ports.hpp"
+
+namespace gdnflow::stages::one_pass {
+
+Variant host();
+#if GDNFLOW_WITH_CUDA
+Variant recurrent();
+#endif
+
+Stage stage() {
+  return {
+      "one_pass",
+      "the whole forward pass from the log decay",
+      ports({q(), k(), v(), in("g", TypeRule::f32, {"T", "Hv"}), beta(),
+             optional(in("cu_seqlens", TypeRule::index, {"N+1"})),
+             optional(in("prefix_lens", TypeRule::index, {"N"})), o()},
+            state_ports()),
+      {
+#if GDNFLOW_WITH_CUDA
+          recurrent(),
+#endif
+          host(),
+      },
+  };
+}
+
+}  // namespace gdnflow::stages::one_pass
