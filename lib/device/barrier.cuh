@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+
+// Synchronisation below the level of a thread block: mbarriers (sm_90), named barriers, and the
+// fence between ordinary stores to shared memory and the asynchronous proxy that WGMMA and TMA
+// read through.
+
+namespace gdnflow::device {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// An mbarrier in shared memory. Phases alternate: `wait(parity)` returns once the phase with that
+/// parity has completed.
+struct Barrier {
+  std::uint64_t word;
+
+  __device__ void init(std::uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
+                 "r"(arrivals));
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
+                 : "memory");
+  }
+  /// Arrives and announces bytes that TMA will deliver before the phase may complete.
+  __device__ __forceinline__ void arrive_expect(std::uint32_t bytes) {
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)),
+        "r"(bytes)
+        : "memory");
+  }
+  __device__ __forceinline__ void wait(std::uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}\n" ::"r"(shared_address(&word)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+/// Makes initialised mbarriers visible to the asynchronous proxy.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Orders this thread's stores to shared memory before later reads by WGMMA and TMA; a barrier
+/// must follow.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Waits on named barrier `id` until `threads` threads have arrived at it or wait on it.
+__device__ __forceinline__ void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/// Arrives at named barrier `id` without waiting.
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace gdnflow::device
