@@ -1,0 +1,89 @@
+#pragma once
+
+#include "device/wgmma.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+// A warp group's accumulators as 16-bit tiles in shared memory and back: panels of 64 columns in
+// the 128-byte swizzle (wgmma.cuh says how accumulators lie), through stmatrix and ldmatrix.
+
+namespace gdnflow::device {
+
+/// Two numbers rounded to 16 bits, the first in the low half.
+template <class Element>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t packed;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
+  return packed;
+}
+
+template <class Element>
+__device__ __forceinline__ float2 unpack(std::uint32_t packed) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000U)};
+  } else {
+    __half2 pair;
+    *reinterpret_cast<std::uint32_t*>(&pair) = packed;
+    return __half22float2(pair);
+  }
+}
+
+/// Where this lane's row of the 16 x 16 block at (first_row, column) lies, for the matrices of one
+/// stmatrix.x4 or ldmatrix.x4: lanes 0-15 rows of the left half, 16-31 of the right.
+__device__ __forceinline__ std::uint32_t block_address(std::uint32_t panels, int first_row,
+                                                       int column, std::uint32_t panel_stride) {
+  const int lane = threadIdx.x % 32;
+  const int row = first_row + (threadIdx.x % 128) / 32 * 16 + lane % 16;
+  return panels + column / 64 * panel_stride + panel_offset(row, column % 64 + lane / 16 * 8);
+}
+
+/// Stores the group's 64 rows of pairs in the accumulators' order at `first_row`: pairs[i] holds
+/// elements 2 i and 2 i + 1.
+template <int Count>
+__device__ __forceinline__ void store_pairs(std::byte* panels, const std::uint32_t (&pairs)[Count],
+                                            int first_row, std::uint32_t panel_stride) {
+  const std::uint32_t base = shared_address(panels);
+#pragma unroll
+  for (int j = 0; j < Count / 4; ++j) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     block_address(base, first_row, 16 * j, panel_stride)),
+                 "r"(pairs[4 * j]), "r"(pairs[4 * j + 1]), "r"(pairs[4 * j + 2]),
+                 "r"(pairs[4 * j + 3])
+                 : "memory");
+  }
+}
+
+/// Rounds the group's 64 rows of accumulators to 16 bits and stores them at `first_row`.
+template <class Element, int Count>
+__device__ __forceinline__ void store_accumulators(std::byte* panels, const float (&d)[Count],
+                                                   int first_row, std::uint32_t panel_stride) {
+  std::uint32_t pairs[Count / 2];
+#pragma unroll
+  for (int i = 0; i < Count / 2; ++i) pairs[i] = pack<Element>(d[2 * i], d[2 * i + 1]);
+  store_pairs(panels, pairs, first_row, panel_stride);
+}
+
+/// Loads the group's 64 rows as pairs in the accumulators' order.
+template <int Count>
+__device__ __forceinline__ void load_pairs(const std::byte* panels, std::uint32_t (&pairs)[Count],
+                                           int first_row, std::uint32_t panel_stride) {
+  const std::uint32_t base = shared_address(panels);
+#pragma unroll
+  for (int j = 0; j < Count / 4; ++j) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pairs[4 * j]), "=r"(pairs[4 * j + 1]), "=r"(pairs[4 * j + 2]),
+                   "=r"(pairs[4 * j + 3])
+                 : "r"(block_address(base, first_row, 16 * j, panel_stride))
+                 : "memory");
+  }
+}
+
+}  // namespace gdnflow::device

@@ -1,0 +1,573 @@
+// fused_prefill, warp-specialized (sm_90a): four warp groups of one block walk a sequence's chunks
+// for one value head, or for half of its value columns.
+//
+//   R  = beta .* (V - gamma .* (K S))        value group     64 x tile x 128
+//   V' = A R                                 value group     64 x tile x  64
+//   S  = gamma_l S + K^T (decay .* V')       state group    128 x tile x  64
+//   P  = scale tril(exp(gc_i - gc_j) Q K^T)  output group    64 x   64 x 128
+//   O  = scale gamma .* (Q S) + P V'         output group    64 x tile x 128, then x 64
+//
+//   gamma = exp(gc), decay = exp(gc_l - gc), gc_l that of the chunk's last token
+//
+//            q k v A g beta
+//                 | producer: TMA and gates, a chunk ahead in a ring of two stages
+//        +--------+----------+
+//        v        v          v
+//      state -S-> value -R-> A R          S: bf16 copy of the state in shared memory
+//        ^  \       |   \                 V'd: decayed V', all that the state group waits for
+//        |   +-S--> | V' +--> output -> o through shared memory and TMA, while the next
+//        +---V'd----+         ^            chunk begins
+//                   +---------+
+//
+// One barrier a dependence and direction, named, between exactly the two groups that it concerns;
+// mbarriers for the ring. The state stays in fp32 registers of the state group from the first chunk
+// to the last: 2 x 64 rows x tile columns.
+//
+// A chunk and head: 5.24 M multiply-adds (2560 tensor clocks), 64 KiB read and 16 KiB written at a
+// tile of 128; at a tile of 64 K, Q, A, P are loaded and made twice, for half the chain's length.
+//
+// Rows past a chunk's end: TMA brings the neighbour's rows. R and V' are zeroed there by selection,
+// never by a product, and the state group clears K's rows before it reduces over them.
+
+#include <gdnflow/stage.hpp>
+
+#include "device/barrier.cuh"
+#include "device/matrix_io.cuh"
+#include "device/state_io.cuh"
+#include "device/tensor_map.hpp"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gdnflow::stages::fused_prefill {
+namespace {
+
+using device::Barrier;
+
+constexpr int rows = chunk_tokens;       // of a chunk
+constexpr int dim = 128;                 // d_k = d_v
+constexpr int group_threads = 128;       // a warp group
+constexpr int block_threads = 4 * group_threads;
+constexpr int most_stages = 2;
+constexpr int panel_bytes = rows * 128;  // 64 tokens x 64 columns
+constexpr float log2_e = 1.4426950408889634F;
+
+// Named barriers; 0 is __syncthreads.
+enum Meeting : int {
+  state_for_value = 1,   // state -> value: S is in shared memory
+  state_for_output,      // state -> output: the same
+  decay_ready,           // value -> state: V'd is in shared memory
+  value_ready,           // value -> output: V' is in shared memory
+  state_read,            // output -> state: Q S is done, S may be overwritten
+  value_read,            // output -> value: P V' is done, V' may be overwritten
+  within_state,
+  within_value,
+  within_output,
+};
+
+struct Params {
+  CUtensorMap q, k, v, a, o;   // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
+  const float* g_cumsum;       // [T, Hv]
+  const float* beta;           // [T, Hv]
+  void* o_rows;                // [T, Hv, 128], for chunks that are not full
+  const int4* chunk_table;     // [NC]
+  const int* chunk_offsets;    // [N + 1]
+  std::int64_t g_token, g_head, beta_token, beta_head, o_token, o_head;  // strides, elements
+  device::StateIo state;
+  int v_heads, qk_heads;
+  bool interleaved;
+  float scale;
+  int stages;           // of the ring: 1 or 2
+  bool convert_a;       // fold beta into A instead of R
+  bool split_finish;    // the state group waits for V'd alone, not for V' as well
+};
+
+template <int Tile>
+struct Config {
+  static constexpr int panels = Tile / 64;           // of value columns
+  static constexpr int tile_bytes = panels * panel_bytes;
+  static constexpr int accumulators = Tile / 2;      // a thread, for 64 rows
+  static constexpr int load_bytes = 4 * panel_bytes + tile_bytes + panel_bytes;  // q, k, v, A
+  // setmaxnreg: producer, state, value, output; 512 in sum.
+  static constexpr int producer_registers = 40;
+  static constexpr int state_registers = 216;
+  static constexpr int value_registers = 128;
+  static constexpr int output_registers = 128;
+  static_assert(producer_registers + state_registers + value_registers + output_registers <= 512);
+};
+
+struct Gates {
+  float log2_gamma[rows], gamma[rows], decay[rows], beta[rows];
+};
+
+template <int Tile>
+struct alignas(1024) SharedStorage {
+  struct alignas(1024) Stage {
+    std::byte q[2 * panel_bytes], k[2 * panel_bytes], a[panel_bytes];
+    std::byte v[Config<Tile>::tile_bytes];
+  };
+  Stage stage[most_stages];
+  std::byte state[2 * Config<Tile>::tile_bytes];  // panels of 128 rows (d_k) x 64 columns
+  std::byte residual[Config<Tile>::tile_bytes];
+  std::byte value[Config<Tile>::tile_bytes];
+  std::byte decayed[Config<Tile>::tile_bytes];
+  std::byte output[Config<Tile>::tile_bytes];
+  Gates gates[most_stages];
+  Barrier full[most_stages], empty[most_stages];
+};
+constexpr std::size_t shared_limit = 227 * 1024;
+static_assert(sizeof(SharedStorage<128>) + 1024 <= shared_limit);
+
+// What a block works on.
+struct Work {
+  int sequence, head, qk_head, first_column;
+  int first_chunk, chunks;
+};
+
+template <int Tile>
+__device__ Work work_of_block(const Params& p) {
+  constexpr int splits = dim / Tile;
+  Work w;
+  const int split = static_cast<int>(blockIdx.x % splits);
+  const unsigned task = blockIdx.x / splits;
+  w.head = static_cast<int>(task % p.v_heads);
+  w.sequence = static_cast<int>(task / p.v_heads);
+  w.qk_head = p.interleaved ? w.head % p.qk_heads : w.head / (p.v_heads / p.qk_heads);
+  w.first_column = split * Tile;
+  w.first_chunk = p.chunk_offsets[w.sequence];
+  w.chunks = p.chunk_offsets[w.sequence + 1] - w.first_chunk;
+  return w;
+}
+
+// Position in the ring.
+struct Slot {
+  int index = 0;
+  std::uint32_t phase = 0;
+
+  __device__ void advance(int stages) {
+    if (++index == stages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------
+// Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
+
+template <int Tile>
+__device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
+  const int lane = threadIdx.x % 32;
+  Slot slot;
+  for (int i = 0; i < w.chunks; ++i) {
+    const int4 chunk = p.chunk_table[w.first_chunk + i];
+    const int first = chunk.y;
+    const int length = chunk.z;
+    float gc[2];
+    float beta[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = lane + 32 * h;
+      const std::int64_t token = first + min(row, length - 1);
+      gc[h] = p.g_cumsum[token * p.g_token + w.head * p.g_head];
+      beta[h] = p.beta[token * p.beta_token + w.head * p.beta_head];
+    }
+    const int last = length - 1;
+    const float gc_last = __shfl_sync(~0U, last < 32 ? gc[0] : gc[1], last % 32);
+
+    auto& stage = shared.stage[slot.index];
+    Gates& gates = shared.gates[slot.index];
+    Barrier& full = shared.full[slot.index];
+    shared.empty[slot.index].wait(slot.phase ^ 1);
+    if (lane == 0) {
+      full.arrive_expect(Config<Tile>::load_bytes);
+      for (int c = 0; c < 2; ++c) {
+        device::load_box(stage.k + c * panel_bytes, p.k, full, 64 * c, w.qk_head, first);
+      }
+      for (int c = 0; c < Config<Tile>::panels; ++c) {
+        device::load_box(stage.v + c * panel_bytes, p.v, full, w.first_column + 64 * c, w.head,
+                         first);
+      }
+      device::load_box(stage.a, p.a, full, 0, w.head, first);
+      for (int c = 0; c < 2; ++c) {
+        device::load_box(stage.q + c * panel_bytes, p.q, full, 64 * c, w.qk_head, first);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = lane + 32 * h;
+      gates.log2_gamma[row] = gc[h] * log2_e;
+      gates.gamma[row] = exp2f(gc[h] * log2_e);
+      gates.decay[row] = exp2f((gc_last - gc[h]) * log2_e);
+      gates.beta[row] = beta[h];
+    }
+    full.arrive();
+    slot.advance(p.stages);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// State group: keeps S, publishes its bf16 copy, adds K^T V'd.
+
+template <class Element, int Tile>
+__device__ void publish_state(const float (&state)[2][Config<Tile>::accumulators],
+                              SharedStorage<Tile>& shared) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    device::store_accumulators<Element>(shared.state, state[m], 64 * m, 2 * panel_bytes);
+  }
+  device::fence_async_proxy();
+}
+
+template <class Element, int Tile>
+__device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
+  constexpr int count = Config<Tile>::accumulators;
+  const int thread = threadIdx.x % group_threads;
+  float state[2][count];
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    device::load_state_rows(p.state, w.sequence, w.head, 64 * m, w.first_column, state[m]);
+  }
+  Slot slot;
+  for (int i = 0; i < w.chunks; ++i) {
+    if (i > 0) device::named_sync(state_read, 2 * group_threads);
+    publish_state<Element, Tile>(state, shared);
+    device::named_arrive(state_for_value, 2 * group_threads);
+    device::named_arrive(state_for_output, 2 * group_threads);
+
+    const int length = p.chunk_table[w.first_chunk + i].z;
+    auto& stage = shared.stage[slot.index];
+    shared.full[slot.index].wait(slot.phase);
+    if (length < rows) {
+      // The reduction runs over these rows: whatever the neighbour holds must not meet a zero.
+      for (int row = length + thread / 16; row < rows; row += group_threads / 16) {
+        const int part = thread % 16;
+        *reinterpret_cast<uint4*>(stage.k + (part / 8) * panel_bytes + row * 128 +
+                                  (part % 8) * 16) = uint4{0, 0, 0, 0};
+      }
+      device::fence_async_proxy();
+      device::named_sync(within_state, group_threads);
+    }
+    const float fade = shared.gates[slot.index].gamma[length - 1];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int j = 0; j < count; ++j) state[m][j] *= fade;
+    }
+    device::named_sync(decay_ready, p.split_finish ? 2 * group_threads : 3 * group_threads);
+    device::hold(state[0]);
+    device::hold(state[1]);
+    device::wgmma_fence();
+    const std::uint32_t k = device::shared_address(stage.k);
+    const std::uint32_t decayed = device::shared_address(shared.decayed);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int step = 0; step < rows / 16; ++step) {
+        device::wgmma_step<Element, true, true>(
+            state[m], device::descriptor_mn_major(k + m * panel_bytes + step * 2048, panel_bytes),
+            device::descriptor_mn_major(decayed + step * 2048, panel_bytes));
+      }
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<0>();
+    device::hold(state[0]);
+    device::hold(state[1]);
+    if (thread % 32 == 0) shared.empty[slot.index].arrive();
+    slot.advance(p.stages);
+  }
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    device::store_state_rows(p.state, w.sequence, w.head, 64 * m, w.first_column, state[m]);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Value group: R from K S, V' from A R.
+
+// A <- A diag(beta), in place.
+template <class Element>
+__device__ void fold_beta(std::byte* a, const float* beta) {
+  const int thread = threadIdx.x % group_threads;
+#pragma unroll
+  for (int i = 0; i < rows * 8 / group_threads; ++i) {
+    const int row = thread / 8 + i * (group_threads / 8);
+    const int column = thread % 8 * 8;
+    auto* at = reinterpret_cast<std::uint32_t*>(a + device::panel_offset(row, column));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 x = device::unpack<Element>(at[j]);
+      at[j] = device::pack<Element>(x.x * beta[column + 2 * j], x.y * beta[column + 2 * j + 1]);
+    }
+  }
+  device::fence_async_proxy();
+}
+
+template <class Element, int Tile>
+__device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
+  constexpr int count = Config<Tile>::accumulators;
+  const int thread = threadIdx.x % group_threads;
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+  Slot slot;
+  for (int i = 0; i < w.chunks; ++i) {
+    const int length = p.chunk_table[w.first_chunk + i].z;
+    auto& stage = shared.stage[slot.index];
+    const Gates& gates = shared.gates[slot.index];
+    shared.full[slot.index].wait(slot.phase);
+    if (p.convert_a) {
+      fold_beta<Element>(stage.a, gates.beta);
+      device::named_sync(within_value, group_threads);
+    }
+    device::named_sync(state_for_value, 2 * group_threads);
+
+    // K S
+    float acc[count];
+    const std::uint32_t k = device::shared_address(stage.k);
+    const std::uint32_t s = device::shared_address(shared.state);
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      device::wgmma_step<Element, false, true>(
+          acc, device::descriptor_k_major(k + step / 4 * panel_bytes + step % 4 * 32),
+          device::descriptor_mn_major(s + step * 2048, 2 * panel_bytes), step > 0);
+    }
+    device::wgmma_commit();
+    std::uint32_t v[count / 2];
+    device::load_pairs(stage.v, v, 0, panel_bytes);
+    device::wgmma_wait<0>();
+    device::hold(acc);
+
+    // R
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int r = row + 8 * h;
+      const bool valid = r < length;
+      const float gamma = gates.gamma[r];
+      const float beta = p.convert_a ? 1.0F : gates.beta[r];
+#pragma unroll
+      for (int j = 0; j < count / 4; ++j) {
+        const float2 value = device::unpack<Element>(v[2 * j + h]);
+        float& x = acc[4 * j + 2 * h];
+        float& y = acc[4 * j + 2 * h + 1];
+        x = valid ? beta * (value.x - gamma * x) : 0.0F;
+        y = valid ? beta * (value.y - gamma * y) : 0.0F;
+      }
+    }
+    device::store_accumulators<Element>(shared.residual, acc, 0, panel_bytes);
+    device::fence_async_proxy();
+    device::named_sync(within_value, group_threads);
+
+    // A R
+    const std::uint32_t a = device::shared_address(stage.a);
+    const std::uint32_t r = device::shared_address(shared.residual);
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < rows / 16; ++step) {
+      device::wgmma_step<Element, false, true>(
+          acc, device::descriptor_k_major(a + step * 32),
+          device::descriptor_mn_major(r + step * 2048, panel_bytes), step > 0);
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<0>();
+    device::hold(acc);
+
+    // V'd first: the state group waits for it. V' is kept as pairs meanwhile.
+    std::uint32_t values[count / 2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool valid = row + 8 * h < length;
+      const float decay = gates.decay[row + 8 * h];
+#pragma unroll
+      for (int j = 0; j < count / 4; ++j) {
+        float& x = acc[4 * j + 2 * h];
+        float& y = acc[4 * j + 2 * h + 1];
+        values[2 * j + h] = valid ? device::pack<Element>(x, y) : 0U;
+        x = valid ? decay * x : 0.0F;
+        y = valid ? decay * y : 0.0F;
+      }
+    }
+    device::store_accumulators<Element>(shared.decayed, acc, 0, panel_bytes);
+    if (p.split_finish) {
+      device::fence_async_proxy();
+      device::named_arrive(decay_ready, 2 * group_threads);
+    }
+    if (i > 0) device::named_sync(value_read, 2 * group_threads);
+    device::store_pairs(shared.value, values, 0, panel_bytes);
+    device::fence_async_proxy();
+    if (p.split_finish) {
+      device::named_arrive(value_ready, 2 * group_threads);
+    } else {
+      device::named_arrive(decay_ready, 3 * group_threads);
+    }
+    if (thread % 32 == 0) shared.empty[slot.index].arrive();
+    slot.advance(p.stages);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Output group: P and O; the store of a chunk runs while the next one is computed.
+
+template <class Element, int Tile>
+__device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>& shared,
+                             int first, int length) {
+  const int thread = threadIdx.x % group_threads;
+  if (length == rows) {
+    if (thread == 0) {
+      for (int c = 0; c < Config<Tile>::panels; ++c) {
+        device::store_box(p.o, shared.output + c * panel_bytes, w.first_column + 64 * c, w.head,
+                          first);
+      }
+      device::store_commit();
+    }
+    return;
+  }
+  // A full box would overwrite the next sequence.
+  constexpr int parts = Tile / 8;  // 16 bytes each
+  for (int j = thread; j < length * parts; j += group_threads) {
+    const int row = j / parts;
+    const int column = j % parts * 8;
+    const std::int64_t token = first + row;
+    auto* out = static_cast<Element*>(p.o_rows) + token * p.o_token + w.head * p.o_head +
+                w.first_column + column;
+    *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(
+        shared.output + column / 64 * panel_bytes + device::panel_offset(row, column % 64));
+  }
+}
+
+template <class Element, int Tile>
+__device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
+  constexpr int count = Config<Tile>::accumulators;
+  const int thread = threadIdx.x % group_threads;
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+  const int column = thread % 4 * 2;
+  Slot slot;
+  for (int i = 0; i < w.chunks; ++i) {
+    const int4 chunk = p.chunk_table[w.first_chunk + i];
+    auto& stage = shared.stage[slot.index];
+    const Gates& gates = shared.gates[slot.index];
+    shared.full[slot.index].wait(slot.phase);
+
+    // Q K^T, then Q S behind it
+    float scores[rows / 2];
+    float acc[count];
+    const std::uint32_t q = device::shared_address(stage.q);
+    const std::uint32_t k = device::shared_address(stage.k);
+    const std::uint32_t s = device::shared_address(shared.state);
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      const std::uint32_t offset = step / 4 * panel_bytes + step % 4 * 32;
+      device::wgmma_step<Element, false, false>(scores, device::descriptor_k_major(q + offset),
+                                                device::descriptor_k_major(k + offset), step > 0);
+    }
+    device::wgmma_commit();
+    device::named_sync(state_for_output, 2 * group_threads);
+#pragma unroll
+    for (int step = 0; step < dim / 16; ++step) {
+      device::wgmma_step<Element, false, true>(
+          acc, device::descriptor_k_major(q + step / 4 * panel_bytes + step % 4 * 32),
+          device::descriptor_mn_major(s + step * 2048, 2 * panel_bytes), step > 0);
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<1>();
+    device::hold(scores);
+
+    // P, as the A operand of P V'
+    std::uint32_t weights[rows / 16][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int r = row + 8 * h;
+      const float gate = gates.log2_gamma[r];
+#pragma unroll
+      for (int j = 0; j < rows / 8; ++j) {
+        const int c = 8 * j + column;
+        const float2 at = *reinterpret_cast<const float2*>(&gates.log2_gamma[c]);
+        // Mask before the exponential, so that it never sees a positive difference of decays.
+        const float x = c <= r ? p.scale * exp2f(gate - at.x) * scores[4 * j + 2 * h] : 0.0F;
+        const float y =
+            c + 1 <= r ? p.scale * exp2f(gate - at.y) * scores[4 * j + 2 * h + 1] : 0.0F;
+        weights[j / 2][j % 2 * 2 + h] = device::pack<Element>(x, y);
+      }
+    }
+    device::wgmma_wait<0>();
+    device::hold(acc);
+    if (i + 1 < w.chunks) device::named_arrive(state_read, 2 * group_threads);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float gamma = p.scale * gates.gamma[row + 8 * h];
+#pragma unroll
+      for (int j = 0; j < count / 4; ++j) {
+        acc[4 * j + 2 * h] *= gamma;
+        acc[4 * j + 2 * h + 1] *= gamma;
+      }
+    }
+
+    // P V'
+    if (p.split_finish) {
+      device::named_sync(value_ready, 2 * group_threads);
+    } else {
+      device::named_sync(decay_ready, 3 * group_threads);
+    }
+    const std::uint32_t value = device::shared_address(shared.value);
+    device::hold(acc);
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < rows / 16; ++step) {
+      device::wgmma_step<Element, true>(acc, weights[step],
+                                        device::descriptor_mn_major(value + step * 2048, panel_bytes));
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<0>();
+    device::hold(acc);
+    if (i + 1 < w.chunks) device::named_arrive(value_read, 2 * group_threads);
+    if (thread % 32 == 0) shared.empty[slot.index].arrive();
+    slot.advance(p.stages);
+
+    // The thread that started the last store says when its buffer is free.
+    if (thread == 0) device::store_wait_read();
+    device::named_sync(within_output, group_threads);
+    device::store_accumulators<Element>(shared.output, acc, 0, panel_bytes);
+    device::fence_async_proxy();
+    device::named_sync(within_output, group_threads);
+    store_output<Element, Tile>(p, w, shared, chunk.y, chunk.z);
+  }
+  if (thread == 0) device::store_wait();
+}
+
+// ---------------------------------------------------------------------------------------------
+
+template <class Element, int Tile>
+__global__ void __launch_bounds__(block_threads, 1)
+    warp_specialized_kernel(const __grid_constant__ Params p) {
+  extern __shared__ std::byte raw[];
+  auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(
+      (reinterpret_cast<std::uintptr_t>(raw) + 1023) & ~std::uintptr_t{1023});
+  const Work w = work_of_block<Tile>(p);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < most_stages; ++s) {
+      shared.full[s].init(1 + 32);  // the announced bytes, and the producer's lanes
+      shared.empty[s].init(3 * 4);  // the warps of the three consumers
+    }
+    device::fence_barrier_init();
+  }
+  __syncthreads();
+  const int group = threadIdx.x / group_threads;
+  if (group == 0) {
+    device::give_registers<Config<Tile>::producer_registers>();
+    if (threadIdx.x < 32) produce<Tile>(p, w, shared);
+  } else if (group == 1) {
+    device::take_registers<Config<Tile>::state_registers>();
+    keep_state<Element, Tile>(p, w, shared);
+  } else if (group == 2) {
+    device::take_registers<Config<Tile>::value_registers>();
+    make_values<Element, Tile>(p, w, shared);
+  } else {
+    device::take_registers<Config<Tile>::output_registers>();
+    make_output<Element, Tile>(p, w, shared);
+  }
+}
