@@ -37,6 +37,8 @@ add_library(gdnflow_flags INTERFACE)
 target_compile_options(gdnflow_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--Werror=cross-execution-space-call>)
+# Parallel loops run over heads and sequences, so Eigen's products stay on one thread.
+target_compile_definitions(gdnflow_flags INTERFACE EIGEN_DONT_PARALLELIZE)
 if(GDNFLOW_WERROR)
   target_compile_options(gdnflow_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
