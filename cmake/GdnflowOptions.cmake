@@ -1,10 +1,12 @@
-# Options, language standard, warnings, and the libraries that the sources use privately.
+# Options, language standard, warnings: what every target of the project compiles with.
 
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 option(GDNFLOW_BUILD_APPS "Build the gdnflow-* programs" ${PROJECT_IS_TOP_LEVEL})
 option(GDNFLOW_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(GDNFLOW_INSTALL "Make the install rules" ON)
 option(GDNFLOW_OPENMP "Run host stages in parallel" ON)
 option(GDNFLOW_WERROR "Treat warnings as errors" OFF)
+option(GDNFLOW_PORTABLE "Link Boost and the C++ runtime statically, for programs that move" OFF)
 set(GDNFLOW_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. 'address,undefined' or 'thread'")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -20,20 +22,23 @@ if(PROJECT_IS_TOP_LEVEL)
   if(NOT CMAKE_BUILD_TYPE)
     set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
   endif()
+  find_program(GDNFLOW_CCACHE ccache)
+  mark_as_advanced(GDNFLOW_CCACHE)
+  if(GDNFLOW_CCACHE)
+    foreach(language IN ITEMS CXX CUDA)
+      if(NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER ${GDNFLOW_CCACHE})
+      endif()
+    endforeach()
+  endif()
 endif()
 
-find_package(Eigen3 3.4 REQUIRED NO_MODULE)
-find_package(fmt REQUIRED)
-find_package(nlohmann_json REQUIRED)
-if(GDNFLOW_OPENMP)
-  find_package(OpenMP REQUIRED COMPONENTS CXX)
-endif()
-
-# What every target of the project compiles with.
 add_library(gdnflow_flags INTERFACE)
 target_compile_options(gdnflow_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--Werror=cross-execution-space-call>)
+# Parallel loops run over heads and sequences, so Eigen's products stay on one thread.
+target_compile_definitions(gdnflow_flags INTERFACE EIGEN_DONT_PARALLELIZE)
 if(GDNFLOW_WERROR)
   target_compile_options(gdnflow_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
@@ -42,4 +47,7 @@ if(GDNFLOW_SANITIZE)
   target_compile_options(gdnflow_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GDNFLOW_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>)
   target_link_options(gdnflow_flags INTERFACE -fsanitize=${GDNFLOW_SANITIZE})
+endif()
+if(GDNFLOW_PORTABLE)
+  target_link_options(gdnflow_flags INTERFACE -static-libstdc++ -static-libgcc)
 endif()

@@ -1,27 +1,28 @@
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-#include <gdnflow/device.hpp>
+#include "support/gpu.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
+
+#include <doctest/doctest.h>
 
 // The test programs' main. It adds two things to doctest's: a selection that holds no test is an
-// error, and the GPU tests are skipped, with a count, where there is no device.
+// error, and a run says how many of its tests were skipped for want of a GPU.
 
 namespace {
 
-/// Learns how many test cases the command line selects, without running them.
-struct Count : doctest::IReporter {
-  static inline unsigned selected = 0;
+/// Remembers how many test cases were run.
+struct Counter : doctest::IReporter {
+  static inline unsigned run = 0;
+  static inline bool finished = false;  ///< false where doctest only listed or explained
 
-  explicit Count(const doctest::ContextOptions&) {}
-  void report_query(const doctest::QueryData& query) override {
-    selected = query.run_stats->numTestCasesPassingFilters;
+  explicit Counter(const doctest::ContextOptions&) {}
+  void test_run_end(const doctest::TestRunStats& stats) override {
+    run = stats.numTestCasesPassingFilters;
+    finished = true;
   }
+  void report_query(const doctest::QueryData&) override {}
   void test_run_start() override {}
-  void test_run_end(const doctest::TestRunStats&) override {}
   void test_case_start(const doctest::TestCaseData&) override {}
   void test_case_reenter(const doctest::TestCaseData&) override {}
   void test_case_end(const doctest::CurrentTestCaseStats&) override {}
@@ -32,50 +33,22 @@ struct Count : doctest::IReporter {
   void log_message(const doctest::MessageData&) override {}
   void test_case_skipped(const doctest::TestCaseData&) override {}
 };
-DOCTEST_REGISTER_REPORTER("selected", 1, Count);
-
-unsigned count_selected(int argc, char** argv) {
-  doctest::Context context;
-  context.applyCommandLine(argc, argv);
-  context.setOption("reporters", "selected");
-  context.setOption("count", true);
-  context.run();
-  return Count::selected;
-}
-
-/// doctest's options that list or explain instead of running.
-bool is_query(int argc, char** argv) {
-  return std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
-    for (const char* query : {"-h", "--help", "-?", "-c", "--count", "-v", "--version"}) {
-      if (argument == query) return true;
-    }
-    return argument.substr(0, 3) == "-lt" || argument.substr(0, 6) == "--list";
-  });
-}
+DOCTEST_REGISTER_LISTENER("counter", 1, Counter);
 
 constexpr int exit_skipped = 77;  // ctest's SKIP_RETURN_CODE in cmake/GdnflowTest.cmake
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (!is_query(argc, argv)) {
-    const unsigned selected = count_selected(argc, argv);
-    if (selected == 0) {
-      std::fputs("no test case matches the selection\n", stderr);
-      return EXIT_FAILURE;
-    }
-#ifdef GDNFLOW_TEST_NEEDS_GPU
-    if (gdnflow::cuda_device_count() == 0) {
-      if (std::getenv("GDNFLOW_REQUIRE_GPU") != nullptr) {
-        std::fputs("GDNFLOW_REQUIRE_GPU is set: expected a CUDA device, found none\n", stderr);
-        return EXIT_FAILURE;
-      }
-      std::printf("no CUDA device: %u GPU test case%s skipped\n", selected,
-                  selected == 1 ? "" : "s");
-      return exit_skipped;
-    }
-#endif
+  const int status = doctest::Context(argc, argv).run();
+  if (!Counter::finished || status != 0) return status;
+  if (Counter::run == 0) {
+    std::fputs("no test case matches the selection\n", stderr);
+    return EXIT_FAILURE;
   }
-  doctest::Context context(argc, argv);
-  return context.run();
+  const auto skipped = static_cast<unsigned>(gdnflow::test::skipped_gpu_tests);
+  if (skipped > 0) {
+    std::printf("no CUDA device: %u of %u test cases skipped\n", skipped, Counter::run);
+  }
+  return skipped == Counter::run ? exit_skipped : status;
 }

@@ -20,3 +20,4 @@
 #include <gdnflow/stages.hpp>
 #include <gdnflow/step.hpp>
 #include <gdnflow/tensor.hpp>
+#include <gdnflow/version.hpp>

@@ -18,11 +18,12 @@
 ///
 /// The chunk table, made on the device by `chunk_index`; nothing downstream reads cu_seqlens.
 /// Lengths are first made safe: every entry is clamped to [0, T] and to at least its predecessor,
-/// so a falling pair is an empty sequence and nothing overlaps. A sequence with prefix p and n > 0
+/// so a falling pair is an empty sequence and nothing overlaps. Prefixes are clamped to [0, 2^36],
+/// which keeps chunk numbers within i32. A sequence with prefix p and n > 0
 /// tokens is cut at absolute multiples of 64 of p + (its token index); without prefix_lens p = 0.
-///   chunk_table         [NC, 4] i32  sequence, first token, tokens, chunk's number in the
-///   sequence;
-///                                    rows at and past the count are zero
+///   chunk_table         [NC, 4] i32  sequence, first token, tokens, number; rows at and past the
+///                                    count are zero. The number counts from the start of the
+///                                    prefix: p / 64 in a sequence's first row, then rising by 1
 ///   chunk_offsets       [N+1] i32    first chunk of each sequence; the last entry is the count
 ///   checkpoint_offsets  [N+1] i32    first compact checkpoint row of each sequence
 ///   chunk_counts        [4] i32      chunks, tokens, checkpoint rows, sequences that are not empty
@@ -30,6 +31,10 @@
 /// A checkpoint is the state after the last token of a chunk that ends at an absolute multiple of
 /// checkpoint_interval; in order of sequence and position they take rows 0, 1, ... of
 /// `checkpoints`, or row checkpoint_state_indices[i] (-1: skipped). Rows past K are not written.
+/// State stages find them by the table: with m = checkpoint_interval / 64, the chunk with number c
+/// of sequence n, whose first chunk has number f, ends at a checkpoint if (c + 1) % m = 0 and its
+/// row, checkpoint_offsets[n] + (c + 1) / m - f / m - 1, is below checkpoint_offsets[n + 1] (a last
+/// chunk that stops short of its border has no row left).
 ///
 /// States: sequence n starts from row n of initial_state, or row state_indices[n]; from zero where
 /// the index is negative or >= P, or has_initial_state[n] is 0. Its final state goes to row n of

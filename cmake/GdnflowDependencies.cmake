@@ -1,0 +1,36 @@
+# The libraries that the sources use privately. All but Boost.Program_options and OpenMP are headers,
+# so a machine that has the headers alone, without packages that CMake can find, will do.
+
+function(gdnflow_header_library package target header)
+  cmake_parse_arguments(PARSE_ARGV 3 arg "" "SUFFIX;DEFINITION" "")
+  find_package(${package} QUIET CONFIG)
+  if(TARGET ${target})
+    return()
+  endif()
+  find_path(GDNFLOW_${package}_INCLUDE ${header} PATH_SUFFIXES ${arg_SUFFIX})
+  mark_as_advanced(GDNFLOW_${package}_INCLUDE)
+  if(NOT GDNFLOW_${package}_INCLUDE)
+    message(FATAL_ERROR "gdnflow needs ${package}: expected the header ${header}, found none "
+                        "(cmake/setup.sh installs it on Debian and Ubuntu)")
+  endif()
+  add_library(${target} INTERFACE IMPORTED)
+  target_include_directories(${target} INTERFACE ${GDNFLOW_${package}_INCLUDE})
+  target_compile_definitions(${target} INTERFACE ${arg_DEFINITION})
+endfunction()
+
+gdnflow_header_library(Eigen3 Eigen3::Eigen Eigen/Core SUFFIX eigen3)
+gdnflow_header_library(fmt fmt::fmt-header-only fmt/format.h DEFINITION FMT_HEADER_ONLY=1)
+gdnflow_header_library(nlohmann_json nlohmann_json::nlohmann_json nlohmann/json.hpp)
+if(GDNFLOW_BUILD_TESTS)
+  gdnflow_header_library(doctest doctest::doctest doctest/doctest.h)
+endif()
+
+# What a program that links the static library links too; made visible to a project that adds this
+# one as a subdirectory.
+set(GDNFLOW_LINK_LIBRARIES "")
+if(GDNFLOW_OPENMP)
+  set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+  unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
+  list(APPEND GDNFLOW_LINK_LIBRARIES OpenMP::OpenMP_CXX)
+endif()
