@@ -1,40 +1,14 @@
 #pragma once
 
+#include "device/element.cuh"
 #include "device/wgmma.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
 
 // A warp group's accumulators as 16-bit tiles in shared memory and back: panels of 64 columns in
 // the 128-byte swizzle (wgmma.cuh says how accumulators lie), through stmatrix and ldmatrix.
 
 namespace gdnflow::device {
-
-/// Two numbers rounded to 16 bits, the first in the low half.
-template <class Element>
-__device__ __forceinline__ std::uint32_t pack(float low, float high) {
-  std::uint32_t packed;
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
-template <class Element>
-__device__ __forceinline__ float2 unpack(std::uint32_t packed) {
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xffff0000U)};
-  } else {
-    __half2 pair;
-    *reinterpret_cast<std::uint32_t*>(&pair) = packed;
-    return __half22float2(pair);
-  }
-}
 
 /// Where this lane's row of the 16 x 16 block at (first_row, column) lies, for the matrices of one
 /// stmatrix.x4 or ldmatrix.x4: lanes 0-15 rows of the left half, 16-31 of the right.

@@ -32,14 +32,13 @@
 #include <gdnflow/stage.hpp>
 
 #include "device/barrier.cuh"
+#include "device/element.cuh"
 #include "device/matrix_io.cuh"
 #include "device/state_io.cuh"
 #include "device/tensor_map.hpp"
 #include "device/tma.cuh"
+#include "device/views.cuh"
 #include "device/wgmma.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -71,20 +70,17 @@ enum Meeting : int {
 };
 
 struct Params {
-  CUtensorMap q, k, v, a, o;   // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
-  const float* g_cumsum;       // [T, Hv]
-  const float* beta;           // [T, Hv]
-  void* o_rows;                // [T, Hv, 128], for chunks that are not full
-  const int4* chunk_table;     // [NC]
-  const int* chunk_offsets;    // [N + 1]
-  std::int64_t g_token, g_head, beta_token, beta_head, o_token, o_head;  // strides, elements
+  CUtensorMap q, k, v, a, o;               // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
+  device::Scalars<const float> g_cumsum;   // [T, Hv]
+  device::Scalars<const float> beta;       // [T, Hv]
+  device::Rows<void> o_rows;               // [T, Hv, 128], for chunks that are not full
+  device::ChunkTable chunks;
   device::StateIo state;
-  int v_heads, qk_heads;
-  bool interleaved;
+  device::Heads heads;
   float scale;
-  int stages;           // of the ring: 1 or 2
-  bool convert_a;       // fold beta into A instead of R
-  bool split_finish;    // the state group waits for V'd alone, not for V' as well
+  int stages;         // of the ring: 1 or 2
+  bool convert_a;     // fold beta into A instead of R
+  bool split_finish;  // the state group waits for V'd alone, not for V' as well
 };
 
 template <int Tile>
@@ -94,10 +90,10 @@ struct Config {
   static constexpr int accumulators = Tile / 2;      // a thread, for 64 rows
   static constexpr int load_bytes = 4 * panel_bytes + tile_bytes + panel_bytes;  // q, k, v, A
   // setmaxnreg: producer, state, value, output; 512 in sum.
-  static constexpr int producer_registers = 40;
-  static constexpr int state_registers = 216;
-  static constexpr int value_registers = 128;
-  static constexpr int output_registers = 128;
+  static constexpr int producer_registers = 24;
+  static constexpr int state_registers = 200;
+  static constexpr int value_registers = 136;
+  static constexpr int output_registers = 152;
   static_assert(producer_registers + state_registers + value_registers + output_registers <= 512);
 };
 
@@ -135,12 +131,12 @@ __device__ Work work_of_block(const Params& p) {
   Work w;
   const int split = static_cast<int>(blockIdx.x % splits);
   const unsigned task = blockIdx.x / splits;
-  w.head = static_cast<int>(task % p.v_heads);
-  w.sequence = static_cast<int>(task / p.v_heads);
-  w.qk_head = p.interleaved ? w.head % p.qk_heads : w.head / (p.v_heads / p.qk_heads);
+  w.head = static_cast<int>(task % p.heads.v);
+  w.sequence = static_cast<int>(task / p.heads.v);
+  w.qk_head = p.heads.qk_of(w.head);
   w.first_column = split * Tile;
-  w.first_chunk = p.chunk_offsets[w.sequence];
-  w.chunks = p.chunk_offsets[w.sequence + 1] - w.first_chunk;
+  w.first_chunk = p.chunks.offsets[w.sequence];
+  w.chunks = p.chunks.offsets[w.sequence + 1] - w.first_chunk;
   return w;
 }
 
@@ -165,19 +161,17 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
   const int lane = threadIdx.x % 32;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
-    const int4 chunk = p.chunk_table[w.first_chunk + i];
-    const int first = chunk.y;
-    const int length = chunk.z;
+    const device::Chunk chunk = p.chunks.at(w.first_chunk + i);
     float gc[2];
     float beta[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = lane + 32 * h;
-      const std::int64_t token = first + min(row, length - 1);
-      gc[h] = p.g_cumsum[token * p.g_token + w.head * p.g_head];
-      beta[h] = p.beta[token * p.beta_token + w.head * p.beta_head];
+      const std::int64_t token = chunk.first_token + min(row, chunk.tokens - 1);
+      gc[h] = p.g_cumsum.at(token, w.head);
+      beta[h] = p.beta.at(token, w.head);
     }
-    const int last = length - 1;
+    const int last = chunk.tokens - 1;
     const float gc_last = __shfl_sync(~0U, last < 32 ? gc[0] : gc[1], last % 32);
 
     auto& stage = shared.stage[slot.index];
@@ -187,15 +181,17 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
     if (lane == 0) {
       full.arrive_expect(Config<Tile>::load_bytes);
       for (int c = 0; c < 2; ++c) {
-        device::load_box(stage.k + c * panel_bytes, p.k, full, 64 * c, w.qk_head, first);
+        device::load_box(stage.k + c * panel_bytes, p.k, full, 64 * c, w.qk_head,
+                         chunk.first_token);
       }
       for (int c = 0; c < Config<Tile>::panels; ++c) {
         device::load_box(stage.v + c * panel_bytes, p.v, full, w.first_column + 64 * c, w.head,
-                         first);
+                         chunk.first_token);
       }
-      device::load_box(stage.a, p.a, full, 0, w.head, first);
+      device::load_box(stage.a, p.a, full, 0, w.head, chunk.first_token);
       for (int c = 0; c < 2; ++c) {
-        device::load_box(stage.q + c * panel_bytes, p.q, full, 64 * c, w.qk_head, first);
+        device::load_box(stage.q + c * panel_bytes, p.q, full, 64 * c, w.qk_head,
+                         chunk.first_token);
       }
     }
 #pragma unroll
@@ -240,7 +236,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::named_arrive(state_for_value, 2 * group_threads);
     device::named_arrive(state_for_output, 2 * group_threads);
 
-    const int length = p.chunk_table[w.first_chunk + i].z;
+    const int length = p.chunks.at(w.first_chunk + i).tokens;
     auto& stage = shared.stage[slot.index];
     shared.full[slot.index].wait(slot.phase);
     if (length < rows) {
@@ -315,7 +311,7 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
   const int row = thread / 32 * 16 + thread % 32 / 4;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
-    const int length = p.chunk_table[w.first_chunk + i].z;
+    const int length = p.chunks.at(w.first_chunk + i).tokens;
     auto& stage = shared.stage[slot.index];
     const Gates& gates = shared.gates[slot.index];
     shared.full[slot.index].wait(slot.phase);
@@ -432,8 +428,8 @@ __device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>
     const int row = j / parts;
     const int column = j % parts * 8;
     const std::int64_t token = first + row;
-    auto* out = static_cast<Element*>(p.o_rows) + token * p.o_token + w.head * p.o_head +
-                w.first_column + column;
+    auto* out = static_cast<Element*>(p.o_rows.data) + token * p.o_rows.token_stride +
+                w.head * p.o_rows.head_stride + w.first_column + column;
     *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(
         shared.output + column / 64 * panel_bytes + device::panel_offset(row, column % 64));
   }
@@ -447,7 +443,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
   const int column = thread % 4 * 2;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
-    const int4 chunk = p.chunk_table[w.first_chunk + i];
+    const device::Chunk chunk = p.chunks.at(w.first_chunk + i);
     auto& stage = shared.stage[slot.index];
     const Gates& gates = shared.gates[slot.index];
     shared.full[slot.index].wait(slot.phase);
@@ -534,7 +530,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
     device::store_accumulators<Element>(shared.output, acc, 0, panel_bytes);
     device::fence_async_proxy();
     device::named_sync(within_output, group_threads);
-    store_output<Element, Tile>(p, w, shared, chunk.y, chunk.z);
+    store_output<Element, Tile>(p, w, shared, chunk.first_token, chunk.tokens);
   }
   if (thread == 0) device::store_wait();
 }
