@@ -1,5 +1,7 @@
 #pragma once
 
+#include "device/ptx.cuh"
+
 #include <cstdint>
 
 // Synchronisation below the level of a thread block: mbarriers (sm_90), named barriers, and the
@@ -7,10 +9,6 @@
 // read through.
 
 namespace gdnflow::device {
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 /// An mbarrier in shared memory. Phases alternate: `wait(parity)` returns once the phase with that
 /// parity has completed.

@@ -11,12 +11,14 @@
 namespace gdnflow::device {
 
 /// Where this lane's row of the 16 x 16 block at (first_row, column) lies, for the matrices of one
-/// stmatrix.x4 or ldmatrix.x4: lanes 0-15 rows of the left half, 16-31 of the right.
+/// stmatrix.x4 or ldmatrix.x4: lanes 0-15 rows of the left half, 16-31 of the right. `first_row` is
+/// a multiple of 8, `column` of 16. One XOR a block: the swizzle of a lane is the same everywhere.
 __device__ __forceinline__ std::uint32_t block_address(std::uint32_t panels, int first_row,
                                                        int column, std::uint32_t panel_stride) {
   const int lane = threadIdx.x % 32;
-  const int row = first_row + (threadIdx.x % 128) / 32 * 16 + lane % 16;
-  return panels + column / 64 * panel_stride + panel_offset(row, column % 64 + lane / 16 * 8);
+  const std::uint32_t offset =
+      (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
+  return panels + first_row * 128 + column / 64 * panel_stride + (offset ^ (column % 64 * 2));
 }
 
 /// Stores the group's 64 rows of pairs in the accumulators' order at `first_row`: pairs[i] holds

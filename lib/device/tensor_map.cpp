@@ -2,10 +2,10 @@
 
 #include <gdnflow/error.hpp>
 
+#include <string>
+
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
-
-#include <string>
 
 namespace gdnflow::device {
 namespace {
@@ -15,8 +15,8 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   static const auto function = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    const cudaError_t status = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry,
+                                                                12000, cudaEnableDefault, &found);
     if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) {
       throw Error(ErrorCode::cuda, "tensor maps: expected a driver with cuTensorMapEncodeTiled");
     }

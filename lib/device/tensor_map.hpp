@@ -2,9 +2,9 @@
 
 #include <gdnflow/tensor.hpp>
 
-#include <cuda.h>
-
 #include <cstdint>
+
+#include <cuda.h>
 
 namespace gdnflow::device {
 

@@ -31,6 +31,7 @@
 
 #include <gdnflow/stage.hpp>
 
+#include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
 #include "device/element.cuh"
 #include "device/matrix_io.cuh"
@@ -48,9 +49,9 @@ namespace {
 
 using device::Barrier;
 
-constexpr int rows = chunk_tokens;       // of a chunk
-constexpr int dim = 128;                 // d_k = d_v
-constexpr int group_threads = 128;       // a warp group
+constexpr int rows = chunk_tokens;  // of a chunk
+constexpr int dim = 128;            // d_k = d_v
+constexpr int group_threads = 128;  // a warp group
 constexpr int block_threads = 4 * group_threads;
 constexpr int most_stages = 2;
 constexpr int panel_bytes = rows * 128;  // 64 tokens x 64 columns
@@ -58,24 +59,24 @@ constexpr float log2_e = 1.4426950408889634F;
 
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
-  state_for_value = 1,   // state -> value: S is in shared memory
-  state_for_output,      // state -> output: the same
-  decay_ready,           // value -> state: V'd is in shared memory
-  value_ready,           // value -> output: V' is in shared memory
-  state_read,            // output -> state: Q S is done, S may be overwritten
-  value_read,            // output -> value: P V' is done, V' may be overwritten
+  state_for_value = 1,  // state -> value: S is in shared memory
+  state_for_output,     // state -> output: the same
+  decay_ready,          // value -> state: V'd is in shared memory
+  value_ready,          // value -> output: V' is in shared memory
+  state_read,           // output -> state: Q S is done, S may be overwritten
+  value_read,           // output -> value: P V' is done, V' may be overwritten
   within_state,
   within_value,
   within_output,
 };
 
 struct Params {
-  CUtensorMap q, k, v, a, o;               // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
-  device::Scalars<const float> g_cumsum;   // [T, Hv]
-  device::Scalars<const float> beta;       // [T, Hv]
-  device::Rows<void> o_rows;               // [T, Hv, 128], for chunks that are not full
+  CUtensorMap q, k, v, a, o;              // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
+  device::Scalars<const float> g_cumsum;  // [T, Hv]
+  device::Scalars<const float> beta;      // [T, Hv]
+  device::Rows<void> o_rows;              // [T, Hv, 128], for chunks that are not full
   device::ChunkTable chunks;
-  device::StateIo state;
+  device::StatePorts state;
   device::Heads heads;
   float scale;
   int stages;         // of the ring: 1 or 2
@@ -85,9 +86,9 @@ struct Params {
 
 template <int Tile>
 struct Config {
-  static constexpr int panels = Tile / 64;           // of value columns
+  static constexpr int panels = Tile / 64;  // of value columns
   static constexpr int tile_bytes = panels * panel_bytes;
-  static constexpr int accumulators = Tile / 2;      // a thread, for 64 rows
+  static constexpr int accumulators = Tile / 2;  // a thread, for 64 rows
   static constexpr int load_bytes = 4 * panel_bytes + tile_bytes + panel_bytes;  // q, k, v, A
   // setmaxnreg: producer, state, value, output; 512 in sum.
   static constexpr int producer_registers = 24;
@@ -210,6 +211,45 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
 // ---------------------------------------------------------------------------------------------
 // State group: keeps S, publishes its bf16 copy, adds K^T V'd.
 
+// f(element, k, v) for each state element that this thread holds.
+template <int Tile, class F>
+__device__ void for_each_state_element(const Work& w, F&& f) {
+  const int thread = threadIdx.x % group_threads;
+  const int k = thread / 32 * 16 + thread % 32 / 4;
+  const int v = w.first_column + thread % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int i = 0; i < Config<Tile>::accumulators; ++i) {
+      f(m, i, 64 * m + k + i / 2 % 2 * 8, v + i / 4 * 8 + i % 2);
+    }
+  }
+}
+
+template <int Tile>
+using State = float[2][Config<Tile>::accumulators];  // rows 64 m .. 64 m + 63 of d_k
+
+template <int Tile>
+__device__ void load_state(const Params& p, const Work& w, State<Tile>& state) {
+  const std::int64_t row = p.state.initial_row(w.sequence);
+  if (row < 0) {
+    for_each_state_element<Tile>(w, [&](int m, int i, int, int) { state[m][i] = 0.0F; });
+    return;
+  }
+  const device::StateMatrix matrix = p.state.initial.matrix(row, w.head);
+  for_each_state_element<Tile>(
+      w, [&](int m, int i, int k, int v) { state[m][i] = matrix.load(k, v); });
+}
+
+template <int Tile>
+__device__ void store_state(const device::StatePool& pool, std::int64_t row, const Work& w,
+                            const State<Tile>& state) {
+  if (row < 0) return;
+  const device::StateMatrix matrix = pool.matrix(row, w.head);
+  for_each_state_element<Tile>(
+      w, [&](int m, int i, int k, int v) { matrix.store(k, v, state[m][i]); });
+}
+
 template <class Element, int Tile>
 __device__ void publish_state(const float (&state)[2][Config<Tile>::accumulators],
                               SharedStorage<Tile>& shared) {
@@ -224,11 +264,8 @@ template <class Element, int Tile>
 __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
   constexpr int count = Config<Tile>::accumulators;
   const int thread = threadIdx.x % group_threads;
-  float state[2][count];
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    device::load_state_rows(p.state, w.sequence, w.head, 64 * m, w.first_column, state[m]);
-  }
+  State<Tile> state;
+  load_state<Tile>(p, w, state);
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
     if (i > 0) device::named_sync(state_read, 2 * group_threads);
@@ -277,10 +314,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     if (thread % 32 == 0) shared.empty[slot.index].arrive();
     slot.advance(p.stages);
   }
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    device::store_state_rows(p.state, w.sequence, w.head, 64 * m, w.first_column, state[m]);
-  }
+  store_state<Tile>(p.state.final, p.state.final_row(w.sequence), w, state);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -322,21 +356,21 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
     device::named_sync(state_for_value, 2 * group_threads);
 
     // K S
-    float acc[count];
+    float ks[count];
     const std::uint32_t k = device::shared_address(stage.k);
     const std::uint32_t s = device::shared_address(shared.state);
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < dim / 16; ++step) {
       device::wgmma_step<Element, false, true>(
-          acc, device::descriptor_k_major(k + step / 4 * panel_bytes + step % 4 * 32),
+          ks, device::descriptor_k_major(k + step / 4 * panel_bytes + step % 4 * 32),
           device::descriptor_mn_major(s + step * 2048, 2 * panel_bytes), step > 0);
     }
     device::wgmma_commit();
-    std::uint32_t v[count / 2];
-    device::load_pairs(stage.v, v, 0, panel_bytes);
+    std::uint32_t pairs[count / 2];  // V, then R, then V'
+    device::load_pairs(stage.v, pairs, 0, panel_bytes);
     device::wgmma_wait<0>();
-    device::hold(acc);
+    device::hold(ks);
 
     // R
 #pragma unroll
@@ -347,53 +381,52 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
       const float beta = p.convert_a ? 1.0F : gates.beta[r];
 #pragma unroll
       for (int j = 0; j < count / 4; ++j) {
-        const float2 value = device::unpack<Element>(v[2 * j + h]);
-        float& x = acc[4 * j + 2 * h];
-        float& y = acc[4 * j + 2 * h + 1];
-        x = valid ? beta * (value.x - gamma * x) : 0.0F;
-        y = valid ? beta * (value.y - gamma * y) : 0.0F;
+        const float2 v = device::unpack<Element>(pairs[2 * j + h]);
+        const float x = beta * (v.x - gamma * ks[4 * j + 2 * h]);
+        const float y = beta * (v.y - gamma * ks[4 * j + 2 * h + 1]);
+        pairs[2 * j + h] = valid ? device::pack<Element>(x, y) : 0U;
       }
     }
-    device::store_accumulators<Element>(shared.residual, acc, 0, panel_bytes);
+    device::store_pairs(shared.residual, pairs, 0, panel_bytes);
     device::fence_async_proxy();
     device::named_sync(within_value, group_threads);
 
     // A R
+    float values[count];
     const std::uint32_t a = device::shared_address(stage.a);
     const std::uint32_t r = device::shared_address(shared.residual);
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < rows / 16; ++step) {
       device::wgmma_step<Element, false, true>(
-          acc, device::descriptor_k_major(a + step * 32),
+          values, device::descriptor_k_major(a + step * 32),
           device::descriptor_mn_major(r + step * 2048, panel_bytes), step > 0);
     }
     device::wgmma_commit();
     device::wgmma_wait<0>();
-    device::hold(acc);
+    device::hold(values);
 
     // V'd first: the state group waits for it. V' is kept as pairs meanwhile.
-    std::uint32_t values[count / 2];
+    std::uint32_t decayed[count / 2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const bool valid = row + 8 * h < length;
       const float decay = gates.decay[row + 8 * h];
 #pragma unroll
       for (int j = 0; j < count / 4; ++j) {
-        float& x = acc[4 * j + 2 * h];
-        float& y = acc[4 * j + 2 * h + 1];
-        values[2 * j + h] = valid ? device::pack<Element>(x, y) : 0U;
-        x = valid ? decay * x : 0.0F;
-        y = valid ? decay * y : 0.0F;
+        const float x = values[4 * j + 2 * h];
+        const float y = values[4 * j + 2 * h + 1];
+        pairs[2 * j + h] = valid ? device::pack<Element>(x, y) : 0U;
+        decayed[2 * j + h] = valid ? device::pack<Element>(decay * x, decay * y) : 0U;
       }
     }
-    device::store_accumulators<Element>(shared.decayed, acc, 0, panel_bytes);
+    device::store_pairs(shared.decayed, decayed, 0, panel_bytes);
     if (p.split_finish) {
       device::fence_async_proxy();
       device::named_arrive(decay_ready, 2 * group_threads);
     }
     if (i > 0) device::named_sync(value_read, 2 * group_threads);
-    device::store_pairs(shared.value, values, 0, panel_bytes);
+    device::store_pairs(shared.value, pairs, 0, panel_bytes);
     device::fence_async_proxy();
     if (p.split_finish) {
       device::named_arrive(value_ready, 2 * group_threads);
@@ -409,8 +442,8 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
 // Output group: P and O; the store of a chunk runs while the next one is computed.
 
 template <class Element, int Tile>
-__device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>& shared,
-                             int first, int length) {
+__device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>& shared, int first,
+                             int length) {
   const int thread = threadIdx.x % group_threads;
   if (length == rows) {
     if (thread == 0) {
@@ -514,8 +547,8 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < rows / 16; ++step) {
-      device::wgmma_step<Element, true>(acc, weights[step],
-                                        device::descriptor_mn_major(value + step * 2048, panel_bytes));
+      device::wgmma_step<Element, true>(
+          acc, weights[step], device::descriptor_mn_major(value + step * 2048, panel_bytes));
     }
     device::wgmma_commit();
     device::wgmma_wait<0>();
@@ -567,3 +600,89 @@ __global__ void __launch_bounds__(block_threads, 1)
     make_output<Element, Tile>(p, w, shared);
   }
 }
+
+// ---------------------------------------------------------------------------------------------
+
+int value_tile(const VariantQuery& query) {
+  const std::int64_t chosen = option_or(query.options, "value_tile", 0);
+  if (chosen != 0) return static_cast<int>(chosen);
+  // Whole heads when they fill the machine; halves of the chain's length when they do not.
+  const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;
+  return 2 * tasks > query.device.multiprocessors ? dim : 64;
+}
+
+std::int64_t blocks(const VariantQuery& query) {
+  return query.capacity.max_sequences * query.problem.v_heads * (dim / value_tile(query));
+}
+
+Support supports(const VariantQuery& query) {
+  if (query.device.capability != 90) {
+    return Support::no("expected a device of capability 9.0 (WGMMA and TMA), got sm_" +
+                       std::to_string(query.device.capability));
+  }
+  if (query.problem.qk_dim != dim) {
+    return Support::no("expected head dimension 128, got " + std::to_string(query.problem.qk_dim));
+  }
+  return supports_tiles(query, blocks(query));
+}
+
+Support accepts(const StageCall& call) {
+  return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
+}
+
+template <class Element, int Tile>
+Step launch(const Params& params, std::int64_t grid) {
+  return kernel_step("fused_prefill", warp_specialized_kernel<Element, Tile>, grid_of(grid),
+                     {block_threads}, sizeof(SharedStorage<Tile>) + 1024, params);
+}
+
+void steps(const StageCall& call, StepList& out) {
+  const VariantQuery query{call.problem, call.capacity, call.device, call.options};
+  Params params{};
+  params.q = device::tile_map(call["q"], rows);
+  params.k = device::tile_map(call["k"], rows);
+  params.v = device::tile_map(call["v"], rows);
+  params.a = device::tile_map(call["A"], rows);
+  params.o = device::tile_map(call["o"], rows);
+  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
+  params.beta = device::Scalars<const float>(call["beta"]);
+  params.o_rows = device::Rows<void>(call["o"]);
+  params.chunks = chunk_table(call);
+  params.state = device::StatePorts(call);
+  params.heads = device::Heads(call.problem);
+  params.scale = call.problem.effective_scale();
+  params.stages = static_cast<int>(call.option("stages", most_stages));
+  params.convert_a = call.option("convert_a", 0) != 0;
+  params.split_finish = call.option("split_finish", 1) != 0;
+  const bool bf16 = call.problem.activation == DType::bf16;
+  const bool whole = value_tile(query) == dim;
+  const std::int64_t grid = blocks(query);
+  if (bf16) {
+    out.push_back(whole ? launch<__nv_bfloat16, 128>(params, grid)
+                        : launch<__nv_bfloat16, 64>(params, grid));
+  } else {
+    out.push_back(whole ? launch<__half, 128>(params, grid) : launch<__half, 64>(params, grid));
+  }
+}
+
+}  // namespace
+
+Variant warp_specialized() {
+  Variant variant;
+  variant.id = "warp-specialized";
+  variant.description = "TMA producer, state, value and output warp groups";
+  variant.target = DeviceType::cuda;
+  variant.options = {
+      {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
+      {"stages", "depth of the ring of q, k, v, A and gates", 2, {1, 2}},
+      {"convert_a", "1: fold beta into A in shared memory, 0: into the residual", 0, {0, 1}},
+      {"split_finish", "1: the state group waits for decayed values alone, 0: for all", 1, {0, 1}},
+  };
+  variant.supports = supports;
+  variant.working_type = activation_type;
+  variant.accepts = accepts;
+  variant.steps = steps;
+  return variant;
+}
+
+}  // namespace gdnflow::stages::fused_prefill
