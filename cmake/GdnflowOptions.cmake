@@ -9,8 +9,6 @@ option(GDNFLOW_WERROR "Treat warnings as errors" OFF)
 option(GDNFLOW_PORTABLE "Link Boost and the C++ runtime statically, for programs that move" OFF)
 set(GDNFLOW_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. 'address,undefined' or 'thread'")
 
-set(CMAKE_CXX_STANDARD 20)
-set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
@@ -34,6 +32,9 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_library(gdnflow_flags INTERFACE)
+# A feature rather than CMAKE_CXX_STANDARD: that would ask for CUDA's C++20 as well, which CMake 3.25
+# does not know (GdnflowCuda.cmake gives that flag by hand).
+target_compile_features(gdnflow_flags INTERFACE cxx_std_20)
 target_compile_options(gdnflow_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--Werror=cross-execution-space-call>)
