@@ -110,3 +110,9 @@ gdnflow_setup_cuda() {
   GDNFLOW_CUDA=ON
   export CUDACXX=$nvcc
 }
+
+# Whether clang++ is here together with libFuzzer's runtime.
+gdnflow_has_libfuzzer() {
+  command -v clang++ >/dev/null &&
+    [ -e "$(clang++ -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer-$(uname -m).a" ]
+}
