@@ -3,6 +3,7 @@
 set(GDNFLOW_CUDA AUTO CACHE STRING "Build the GPU stages: AUTO (where nvcc is), ON or OFF")
 set_property(CACHE GDNFLOW_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(GDNFLOW_CUDA_PTX "Embed PTX of the newest architecture, for GPUs that come later" ON)
+option(GDNFLOW_RESOURCE_REPORT "Keep what ptxas says of each kernel beside the objects" ${GDNFLOW_BUILD_TESTS})
 
 # The machine's own GPUs, e.g. "90a;120"; 90a where there is none. `native` would give 90, which
 # lacks Hopper's matrix instructions.

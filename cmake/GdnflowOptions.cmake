@@ -3,14 +3,13 @@
 option(BUILD_SHARED_LIBS "Build a shared library" OFF)
 option(GDNFLOW_BUILD_APPS "Build the gdnflow-* programs" ${PROJECT_IS_TOP_LEVEL})
 option(GDNFLOW_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+option(GDNFLOW_BUILD_FUZZERS "Build the fuzzers: clang with libFuzzer" OFF)
 option(GDNFLOW_INSTALL "Make the install rules" ON)
 option(GDNFLOW_OPENMP "Run host stages in parallel" ON)
 option(GDNFLOW_WERROR "Treat warnings as errors" OFF)
 option(GDNFLOW_PORTABLE "Link Boost and the C++ runtime statically, for programs that move" OFF)
 set(GDNFLOW_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. 'address,undefined' or 'thread'")
 
-set(CMAKE_CXX_STANDARD 20)
-set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
@@ -34,6 +33,9 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_library(gdnflow_flags INTERFACE)
+# A feature rather than CMAKE_CXX_STANDARD: that would ask for CUDA's C++20 as well, which CMake 3.25
+# does not know (GdnflowCuda.cmake gives that flag by hand).
+target_compile_features(gdnflow_flags INTERFACE cxx_std_20)
 target_compile_options(gdnflow_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--Werror=cross-execution-space-call>)
@@ -47,6 +49,14 @@ if(GDNFLOW_SANITIZE)
   target_compile_options(gdnflow_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${GDNFLOW_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>)
   target_link_options(gdnflow_flags INTERFACE -fsanitize=${GDNFLOW_SANITIZE})
+endif()
+if(GDNFLOW_BUILD_FUZZERS)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "GDNFLOW_BUILD_FUZZERS: expected clang++, got ${CMAKE_CXX_COMPILER_ID}")
+  endif()
+  target_compile_options(gdnflow_flags INTERFACE
+    -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(gdnflow_flags INTERFACE -fsanitize=address,undefined)
 endif()
 if(GDNFLOW_PORTABLE)
   target_link_options(gdnflow_flags INTERFACE -static-libstdc++ -static-libgcc)

@@ -1,7 +1,12 @@
 #include <gdnflow/oracle.hpp>
 
 #include "host/convert.hpp"
+#include "host/cuda_build.hpp"
 #include "host/oracle_inputs.hpp"
+
+#if GDNFLOW_WITH_CUDA
+#include "device/oracle.hpp"
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -166,7 +171,9 @@ OracleResult for_each_lane(const Problem& problem, const OracleInputs& in, Body 
   out.o.assign(static_cast<std::size_t>(shape.tokens * heads * problem.v_dim), 0.0);
   out.final_state.assign(
       static_cast<std::size_t>(shape.sequences * heads * problem.qk_dim * problem.v_dim), 0.0);
+#if defined(_OPENMP)
 #pragma omp parallel for schedule(dynamic)
+#endif
   for (std::int64_t item = 0; item < shape.sequences * heads; ++item) {
     Lane lane;
     lane.sequence = item / heads;
@@ -187,6 +194,26 @@ OracleResult oracle_recurrent(const Problem& problem, const OracleInputs& inputs
 
 OracleResult oracle_chunked(const Problem& problem, const OracleInputs& inputs) {
   return for_each_lane(problem, inputs, chunk_by_chunk);
+}
+
+void oracle_on_device(const Problem& problem, const OracleInputs& inputs, double* o,
+                      double* final_state, [[maybe_unused]] Stream stream) {
+  const OracleShape shape = check_oracle_inputs(problem, inputs, DeviceType::cuda);
+  if (o == nullptr && shape.tokens != 0) {
+    throw Error(ErrorCode::invalid_argument, "oracle_on_device: o has no data");
+  }
+  constexpr std::int32_t most_dim = 256;
+  if (problem.qk_dim > most_dim) {
+    throw Error(ErrorCode::unsupported, "oracle_on_device: expected a qk_dim of at most " +
+                                            std::to_string(most_dim) + ", got " +
+                                            std::to_string(problem.qk_dim));
+  }
+#if GDNFLOW_WITH_CUDA
+  device::oracle(problem, inputs, shape, o, final_state, stream);
+#else
+  static_cast<void>(final_state);
+  refuse_without_cuda("oracle_on_device");
+#endif
 }
 
 }  // namespace gdnflow

@@ -18,15 +18,15 @@ struct StageCall;
 
 /// Parameters of a kernel or an enqueue function, by value. Aligned for CUtensorMap.
 struct ParamBlob {
-  static constexpr std::size_t capacity = 1984;
+  static constexpr std::size_t capacity = 1920;
 
-  alignas(64) std::array<std::byte, capacity> bytes;
+  alignas(128) std::array<std::byte, capacity> bytes;
   std::uint32_t size = 0;
 
   template <class Params>
   static ParamBlob of(const Params& params) {
     static_assert(std::is_trivially_copyable_v<Params>);
-    static_assert(sizeof(Params) <= capacity && alignof(Params) <= 64);
+    static_assert(sizeof(Params) <= capacity && alignof(Params) <= 128);
     ParamBlob blob;
     std::memcpy(blob.bytes.data(), &params, sizeof(Params));
     blob.size = sizeof(Params);

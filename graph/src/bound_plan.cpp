@@ -1,0 +1,310 @@
+#include "bound_plan.hpp"
+
+#include <gdnflow/error.hpp>
+
+#include "edge_text.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace gdnflow {
+namespace {
+
+constexpr std::int64_t free_extent = -1;
+
+bool same(const TensorView& a, const TensorView& b) noexcept {
+  return a.data == b.data && a.dtype == b.dtype && a.device == b.device && a.rank == b.rank &&
+         std::equal(a.extents.begin(), a.extents.begin() + a.rank, b.extents.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
+}
+
+}  // namespace
+
+BoundPlan::BoundPlan(Plan plan, std::string who, std::span<const std::string> only)
+    : plan_(std::move(plan)), who_(std::move(who)) {
+  const std::span<const Node> nodes = pipeline().nodes();
+  const std::span<const Edge> edges = pipeline().edges();
+
+  std::vector<bool> runs(nodes.size(), only.empty());
+  for (const std::string& name : only) {
+    const int node = pipeline().node_index(name);
+    if (node < 0) {
+      std::vector<std::string_view> known;
+      for (const Node& n : nodes) known.push_back(n.name);
+      refuse(ErrorCode::invalid_argument,
+             fmt::format("node: expected one of [{}], got '{}'", fmt::join(known, ", "), name));
+    }
+    runs[node] = true;
+  }
+  for (const int node : pipeline().order()) {
+    if (runs[node]) order_.push_back(node);
+  }
+  for (const Node& node : nodes) free_extents_.push_back(list_free_extents(node));
+  enabled_.assign(nodes.size(), true);
+  current_.resize(nodes.size());
+  next_.resize(nodes.size());
+  is_affected_.assign(nodes.size(), false);
+
+  edges_.resize(edges.size());
+  next_edges_.resize(edges.size());
+  bound_.assign(edges.size(), false);
+  next_bound_.assign(edges.size(), false);
+  edge_placement_.assign(edges.size(), -1);
+  scratch_placements_.resize(nodes.size());
+  for (std::size_t p = 0; p < plan_.placements().size(); ++p) {
+    const Placement& placement = plan_.placements()[p];
+    if (placement.edge >= 0) edge_placement_[placement.edge] = static_cast<int>(p);
+    if (placement.node >= 0) scratch_placements_[placement.node].push_back(static_cast<int>(p));
+  }
+  for (std::size_t e = 0; e < edges.size(); ++e) {
+    if (edges[e].kind != EdgeKind::intermediate) {
+      external_.emplace(edges[e].name, static_cast<int>(e));
+    }
+    std::vector<std::int64_t>& extents = extents_.emplace_back();
+    for (const Extent& extent : edges[e].extents) {
+      extents.push_back(
+          evaluate(extent, pipeline().problem(), pipeline().capacity()).value_or(free_extent));
+    }
+    std::vector<int>& users = users_.emplace_back();
+    for (const int user : users_of(edges[e])) {
+      if (runs[user]) users.push_back(user);
+    }
+  }
+}
+
+void BoundPlan::refuse(ErrorCode code, const std::string& message) const {
+  throw Error(code, fmt::format("{}: {}", who_, message));
+}
+
+void BoundPlan::resolve(const Bindings& bindings, EdgeTensors& out) const {
+  out.clear();
+  for (const auto& [name, tensor] : bindings) {
+    const auto found = external_.find(name);
+    if (found == external_.end()) {
+      std::vector<std::string_view> known;
+      for (const Edge& edge : pipeline().edges()) {
+        if (edge.kind != EdgeKind::intermediate) known.push_back(edge.name);
+      }
+      refuse(ErrorCode::invalid_argument,
+             fmt::format("tensor: expected one of [{}], got '{}'", fmt::join(known, ", "), name));
+    }
+    for (const auto& [edge, earlier] : out) {
+      if (edge == found->second) {
+        refuse(ErrorCode::invalid_argument,
+               fmt::format("{}: expected to be bound once, got twice", name));
+      }
+    }
+    out.emplace_back(found->second, tensor);
+  }
+}
+
+void BoundPlan::check_tensor(int index, const TensorView& tensor) const {
+  const Edge& edge = pipeline().edges()[index];
+  const std::vector<std::int64_t>& expected = extents_[index];
+  const Device device = pipeline().device().device;
+  bool fits = tensor.dtype == edge.dtype && tensor.device == device &&
+              tensor.rank == static_cast<std::int32_t>(expected.size());
+  for (std::size_t i = 0; fits && i < expected.size(); ++i) {
+    fits = expected[i] == free_extent ? tensor.extents[i] >= 0 : tensor.extents[i] == expected[i];
+  }
+  const auto mismatch = [&](std::string_view got) {
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("{}: expected {} {}, got {}", edge.name, type_text(edge, pipeline()),
+                       to_string(device), got));
+  };
+  // A rank out of range would be read past the end by the printer.
+  if (tensor.rank < 0 || tensor.rank > TensorView::max_rank) {
+    mismatch(fmt::format("a tensor of rank {}", tensor.rank));
+  }
+  if (!fits) mismatch(to_string(tensor));
+  const std::int64_t elements = tensor.elements();
+  if (tensor.data == nullptr && elements > 0) mismatch("a null pointer");
+  if (tensor.rank > 0 && elements > 0 && tensor.extents[tensor.rank - 1] > 1 &&
+      tensor.strides[tensor.rank - 1] != 1) {
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("{}: expected a contiguous last dimension, got {}", edge.name,
+                       to_string(tensor)));
+  }
+}
+
+void BoundPlan::check_all_bound() const {
+  std::vector<std::string> missing;
+  for (std::size_t e = 0; e < bound_.size(); ++e) {
+    const Edge& edge = pipeline().edges()[e];
+    if (edge.kind != EdgeKind::intermediate && !bound_[e] && !next_bound_[e]) {
+      missing.push_back(fmt::format("{} {}", edge.name, type_text(edge, pipeline())));
+    }
+  }
+  if (!missing.empty()) {
+    refuse(ErrorCode::invalid_pipeline,
+           fmt::format("expected every external tensor to be bound, got none for {}",
+                       fmt::join(missing, ", ")));
+  }
+}
+
+std::vector<BoundPlan::FreeExtent> BoundPlan::list_free_extents(const Node& node) const {
+  std::vector<FreeExtent> list;
+  std::vector<std::string_view> symbols;
+  for (std::size_t p = 0; p < node.edges.size(); ++p) {
+    if (node.edges[p] < 0) continue;
+    const std::vector<Extent>& extents = node.stage.ports[p].extents;
+    for (std::size_t i = 0; i < extents.size(); ++i) {
+      if (evaluate(extents[i], pipeline().problem(), pipeline().capacity())) continue;
+      const auto known = std::find(symbols.begin(), symbols.end(), extents[i].symbol);
+      list.push_back({static_cast<int>(p), static_cast<int>(i),
+                      static_cast<int>(known - symbols.begin()), extents[i].offset});
+      symbols.push_back(extents[i].symbol);
+    }
+  }
+  return list;
+}
+
+void BoundPlan::check_free_extents(int index, const NodeWork& work) const {
+  const Node& node = pipeline().nodes()[index];
+  const std::vector<FreeExtent>& list = free_extents_[index];
+  const auto value = [&](const FreeExtent& e) {
+    return work.tensors[e.port].extents[e.dimension] - e.offset;
+  };
+  for (const FreeExtent& e : list) {
+    const FreeExtent& first = list[e.first];
+    if (value(e) == value(first)) continue;
+    const auto edge = [&](const FreeExtent& of) -> const std::string& {
+      return pipeline().edges()[node.edges[of.port]].name;
+    };
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("{}: expected {} = {} as in {}, got {}", edge(e),
+                       to_string(node.stage.ports[e.port].extents[e.dimension]),
+                       value(first) + e.offset, edge(first), to_string(work.tensors[e.port])));
+  }
+}
+
+void BoundPlan::propose(const EdgeTensors& tensors, std::optional<void*> arena) {
+  changes_.clear();
+  affected_.clear();
+  next_arena_ = arena ? arena : arena_;
+  std::fill(next_bound_.begin(), next_bound_.end(), false);
+  for (const auto& [edge, tensor] : tensors) {
+    if (bound_[edge] && same(edges_[edge], tensor)) continue;
+    check_tensor(edge, tensor);
+    changes_.emplace_back(edge, tensor);
+    next_edges_[edge] = tensor;
+    next_bound_[edge] = true;
+  }
+  if (!next_arena_) return;
+  const bool all = next_arena_ != arena_;
+  if (all) check_all_bound();
+  find_affected(all);
+  for (const int node : affected_) prepare(node, *next_arena_);
+}
+
+void BoundPlan::find_affected(bool all) {
+  if (all) {
+    affected_.assign(order_.begin(), order_.end());
+    return;
+  }
+  std::fill(is_affected_.begin(), is_affected_.end(), false);
+  for (const auto& [edge, tensor] : changes_) {
+    for (const int user : users_[edge]) is_affected_[user] = true;
+  }
+  for (const int node : order_) {
+    if (is_affected_[node]) affected_.push_back(node);
+  }
+}
+
+TensorView BoundPlan::placed(const Placement& placement, void* arena) const {
+  void* data = static_cast<std::byte*>(arena) + placement.offset;
+  const Device device = pipeline().device().device;
+  if (placement.edge < 0) return TensorView::dense(data, DType::u8, {placement.bytes}, device);
+  return TensorView::dense(data, pipeline().edges()[placement.edge].dtype, extents_[placement.edge],
+                           device);
+}
+
+void BoundPlan::prepare(int index, void* arena) {
+  const Node& node = pipeline().nodes()[index];
+  NodeWork& work = next_[index];
+  work.tensors.clear();
+  work.scratch.clear();
+  work.steps.clear();
+  for (const int edge : node.edges) {
+    if (edge < 0) {
+      work.tensors.emplace_back();
+    } else if (edge_placement_[edge] >= 0) {
+      work.tensors.push_back(placed(plan_.placements()[edge_placement_[edge]], arena));
+    } else {
+      work.tensors.push_back(next_bound_[edge] ? next_edges_[edge] : edges_[edge]);
+    }
+  }
+  for (const int p : scratch_placements_[index]) {
+    work.scratch.push_back(placed(plan_.placements()[p], arena));
+  }
+  check_free_extents(index, work);
+  const StageCall stage_call = call(index, work);
+  const Variant& variant = node.chosen();
+  if (variant.accepts != nullptr) {
+    if (const Support support = variant.accepts(stage_call); !support) {
+      refuse(ErrorCode::unsupported,
+             fmt::format("{} [{}]: {}", node.name, variant.id, support.reason));
+    }
+  }
+  variant.steps(stage_call, work.steps);
+}
+
+void BoundPlan::commit() noexcept {
+  for (const auto& [edge, tensor] : changes_) {
+    edges_[edge] = tensor;
+    bound_[edge] = true;
+  }
+  for (const int node : affected_) std::swap(current_[node], next_[node]);
+  arena_ = next_arena_;
+  changes_.clear();
+  affected_.clear();
+}
+
+StageCall BoundPlan::call(int index, const NodeWork& work) const noexcept {
+  const Node& node = pipeline().nodes()[index];
+  return {pipeline().problem(), pipeline().capacity(), pipeline().device(), node.options,
+          node.stage,           work.tensors,          work.scratch};
+}
+
+int BoundPlan::find_optional(std::string_view name) const {
+  const int node = pipeline().node_index(name);
+  if (node < 0 || !pipeline().nodes()[node].optional ||
+      std::find(order_.begin(), order_.end(), node) == order_.end()) {
+    std::vector<std::string_view> known;
+    for (const int n : order_) {
+      if (pipeline().nodes()[n].optional) known.push_back(pipeline().nodes()[n].name);
+    }
+    refuse(ErrorCode::invalid_argument, fmt::format("optional node: expected one of [{}], got '{}'",
+                                                    fmt::join(known, ", "), name));
+  }
+  return node;
+}
+
+TensorView BoundPlan::intermediate(std::string_view name) const {
+  const int edge = pipeline().edge_index(name);
+  if (edge < 0 || edge_placement_[edge] < 0) {
+    std::vector<std::string_view> known;
+    for (const Edge& e : pipeline().edges()) {
+      if (e.kind == EdgeKind::intermediate) known.push_back(e.name);
+    }
+    refuse(ErrorCode::invalid_argument, fmt::format("intermediate: expected one of [{}], got '{}'",
+                                                    fmt::join(known, ", "), name));
+  }
+  if (!arena_) {
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("intermediate {}: expected a built executor", name));
+  }
+  return placed(plan_.placements()[edge_placement_[edge]], *arena_);
+}
+
+bool is_empty(const Step& step) noexcept {
+  if (const auto* launch = std::get_if<KernelLaunch>(&step.work)) {
+    return launch->grid.x == 0 || launch->grid.y == 0 || launch->grid.z == 0;
+  }
+  if (const auto* memset = std::get_if<Memset>(&step.work)) return memset->bytes == 0;
+  return false;
+}
+
+}  // namespace gdnflow

@@ -1,0 +1,95 @@
+#include <gdnflow/cache.hpp>
+#include <gdnflow/error.hpp>
+
+#include <list>
+#include <unordered_map>
+#include <utility>
+
+namespace gdnflow {
+namespace {
+
+struct KeyHash {
+  std::size_t operator()(const GraphKey& key) const noexcept {
+    // Overrides and device rarely tell keys apart; equality looks at them.
+    std::size_t seed = hash_value(key.problem);
+    seed = seed * 31 + hash_value(key.capacity);
+    return seed * 31 + std::hash<std::string>{}(key.recipe);
+  }
+};
+
+std::shared_ptr<Executor> make(const GraphKey& key, const Bindings& bindings) {
+  Plan plan(
+      make_pipeline(key.recipe, key.problem, key.capacity, device_info(key.device), key.overrides));
+  std::shared_ptr<Executor> executor = key.device.type == DeviceType::host
+                                           ? make_host_executor(std::move(plan))
+                                           : make_graph_executor(std::move(plan));
+  executor->bind(bindings);
+  executor->build();
+  return executor;
+}
+
+}  // namespace
+
+struct GraphCache::Impl {
+  struct Entry {
+    GraphKey key;
+    std::shared_ptr<Executor> executor;
+  };
+  using Entries = std::list<Entry>;
+
+  std::size_t most_entries = 0;
+  Entries entries;  ///< the one used last in front
+  std::unordered_map<GraphKey, Entries::iterator, KeyHash> index;
+  GraphCacheStats stats;
+
+  void drop_last() {
+    stats.arena_bytes -= entries.back().executor->plan().arena_bytes();
+    index.erase(entries.back().key);
+    entries.pop_back();
+  }
+};
+
+GraphCache::GraphCache(std::size_t most_entries) : impl_(std::make_unique<Impl>()) {
+  if (most_entries == 0) {
+    throw Error(ErrorCode::invalid_argument, "graph cache: expected at least 1 entry, got 0");
+  }
+  impl_->most_entries = most_entries;
+}
+
+GraphCache::~GraphCache() = default;
+GraphCache::GraphCache(GraphCache&&) noexcept = default;
+GraphCache& GraphCache::operator=(GraphCache&&) noexcept = default;
+
+std::shared_ptr<Executor> GraphCache::get(const GraphKey& key, const Bindings& bindings) {
+  Impl& cache = *impl_;
+  if (const auto found = cache.index.find(key); found != cache.index.end()) {
+    found->second->executor->bind(bindings);
+    cache.entries.splice(cache.entries.begin(), cache.entries, found->second);
+    ++cache.stats.hits;
+    return found->second->executor;
+  }
+  // The list's node is made aside, so that nothing has changed where a step before the last throws.
+  Impl::Entries fresh;
+  fresh.push_back({key, make(key, bindings)});
+  cache.index.emplace(key, fresh.begin());
+  cache.entries.splice(cache.entries.begin(), fresh);
+  ++cache.stats.misses;
+  cache.stats.arena_bytes += cache.entries.front().executor->plan().arena_bytes();
+  if (cache.entries.size() > cache.most_entries) {
+    cache.drop_last();
+    ++cache.stats.evictions;
+  }
+  return cache.entries.front().executor;
+}
+
+GraphCacheStats GraphCache::stats() const noexcept {
+  GraphCacheStats stats = impl_->stats;
+  stats.entries = impl_->entries.size();
+  return stats;
+}
+
+void GraphCache::clear() {
+  while (!impl_->entries.empty()) impl_->drop_last();
+}
+
+}  // namespace gdnflow

@@ -1,0 +1,209 @@
+#include <gdnflow/error.hpp>
+#include <gdnflow/prefill.hpp>
+
+#include "bound_plan.hpp"
+#include "edge_text.hpp"
+
+#if GDNFLOW_WITH_CUDA
+#include "launch.hpp"
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace gdnflow {
+namespace {
+
+/// The members of PrefillTensors and the edges that they stand for.
+struct TensorName {
+  std::string_view edge;
+  TensorView PrefillTensors::*member;
+};
+constexpr std::array<TensorName, 19> tensor_names{{
+    {"q", &PrefillTensors::q},
+    {"k", &PrefillTensors::k},
+    {"v", &PrefillTensors::v},
+    {"g", &PrefillTensors::g},
+    {"beta", &PrefillTensors::beta},
+    {"a", &PrefillTensors::a},
+    {"b", &PrefillTensors::b},
+    {"a_log", &PrefillTensors::a_log},
+    {"dt_bias", &PrefillTensors::dt_bias},
+    {"cu_seqlens", &PrefillTensors::cu_seqlens},
+    {"prefix_lens", &PrefillTensors::prefix_lens},
+    {"initial_state", &PrefillTensors::initial_state},
+    {"final_state", &PrefillTensors::final_state},
+    {"state_indices", &PrefillTensors::state_indices},
+    {"output_state_indices", &PrefillTensors::output_state_indices},
+    {"has_initial_state", &PrefillTensors::has_initial_state},
+    {"checkpoints", &PrefillTensors::checkpoints},
+    {"checkpoint_state_indices", &PrefillTensors::checkpoint_state_indices},
+    {"o", &PrefillTensors::o},
+}};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, "prefill: " + message);
+}
+
+struct Key {
+  Problem problem;
+  Capacity capacity;
+  Device device;
+  PrefillOptions options;
+
+  bool matches(const Problem& p, const Capacity& c, Device d, const PrefillOptions& o) const {
+    return capacity == c && device == d && problem == p && options.recipe == o.recipe &&
+           options.overrides == o.overrides;
+  }
+};
+
+/// A plan that this thread has used, with what it was last bound to.
+struct Entry {
+  Key key;
+  BoundPlan bound;
+  std::array<int, tensor_names.size()> edges{};  ///< by tensor, -1 where the plan has none
+  EdgeTensors tensors{};
+  bool prepared = false;  ///< kernels are loaded
+
+  Entry(Key k, Plan plan) : key(std::move(k)), bound(std::move(plan), "prefill") {
+    for (std::size_t i = 0; i < edges.size(); ++i) {
+      edges[i] = bound.pipeline().edge_index(tensor_names[i].edge);
+    }
+  }
+};
+
+Pipeline make_prefill_pipeline(const Problem& problem, const Capacity& capacity, Device device,
+                               const PrefillOptions& options) {
+  validate(problem, capacity);
+  const DeviceInfo info = device_info(device);
+  const std::string recipe = options.recipe.empty()
+                                 ? std::string(default_recipe(problem, capacity, info))
+                                 : options.recipe;
+  return make_pipeline(recipe, problem, capacity, info, options.overrides);
+}
+
+/// The plans that this thread used last, the latest in front.
+Entry& find_entry(const Problem& problem, const Capacity& capacity, Device device,
+                  const PrefillOptions& options) {
+  constexpr std::size_t most_entries = 16;
+  thread_local std::list<Entry> entries;
+  const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
+    return entry.key.matches(problem, capacity, device, options);
+  });
+  if (found != entries.end()) {
+    entries.splice(entries.begin(), entries, found);
+  } else {
+    entries.emplace_front(Key{problem, capacity, device, options},
+                          Plan(make_prefill_pipeline(problem, capacity, device, options)));
+    if (entries.size() > most_entries) entries.pop_back();
+  }
+  return entries.front();
+}
+
+Capacity capacity_of(const Problem& problem, const PrefillTensors& tensors,
+                     std::int64_t sequences) {
+  const auto expect = [](const TensorView& tensor, std::string_view name, std::int32_t rank,
+                         std::string_view shape) {
+    if (tensor.rank == rank) return;
+    const bool printable = tensor.rank > 0 && tensor.rank <= TensorView::max_rank;
+    refuse(fmt::format(
+        "{}: expected {}, got {}", name, shape,
+        printable ? to_string(tensor) : fmt::format("a tensor of rank {}", tensor.rank)));
+  };
+  expect(tensors.q, "q", 3, "[T,Hqk,Dk]");
+  Capacity capacity;
+  capacity.max_tokens = tensors.q.extents[0];
+  capacity.max_sequences = sequences;
+  if (problem.cu_seqlens) {
+    expect(tensors.cu_seqlens, "cu_seqlens", 1, "[N+1]");
+    capacity.max_sequences = tensors.cu_seqlens.extents[0] - 1;
+    if (capacity.max_sequences < 1) {
+      refuse(fmt::format("cu_seqlens: expected [N+1] with at least 1 sequence, got {}",
+                         to_string(tensors.cu_seqlens)));
+    }
+  }
+  return capacity;
+}
+
+/// Which tensors the problem asks for must be there, and no others: one that is there but would
+/// be ignored is a misunderstanding.
+void collect_tensors(Entry& entry, const PrefillTensors& tensors) {
+  entry.tensors.clear();
+  for (std::size_t i = 0; i < tensor_names.size(); ++i) {
+    const TensorView& tensor = tensors.*tensor_names[i].member;
+    const int edge = entry.edges[i];
+    if (edge < 0) {
+      if (tensor.data != nullptr) {
+        refuse(fmt::format("{}: expected none for {}, got {}", tensor_names[i].edge,
+                           to_string(entry.key.problem), to_string(tensor)));
+      }
+      continue;
+    }
+    const bool absent = tensor.data == nullptr && tensor.rank == 0;
+    if (absent) {
+      const Pipeline& pipeline = entry.bound.pipeline();
+      refuse(fmt::format("{}: expected {} {}, got none", tensor_names[i].edge,
+                         type_text(pipeline.edges()[edge], pipeline), to_string(entry.key.device)));
+    }
+    entry.tensors.emplace_back(edge, tensor);
+  }
+}
+
+void check_workspace(const Plan& plan, const void* workspace, std::int64_t bytes) {
+  if (plan.arena_bytes() == 0) return;
+  if (workspace == nullptr || bytes < plan.arena_bytes()) {
+    refuse(fmt::format("workspace: expected at least {} bytes, got {}", plan.arena_bytes(),
+                       workspace == nullptr ? "a null pointer" : fmt::to_string(bytes)));
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace) % Plan::alignment != 0) {
+    refuse(fmt::format("workspace: expected an address aligned to {} bytes, got {}",
+                       +Plan::alignment, fmt::ptr(workspace)));
+  }
+}
+
+/// Runs what is bound; the first call on a shape also loads its kernels.
+void run(Entry& entry, [[maybe_unused]] Stream stream) {
+  if (entry.key.device.type == DeviceType::host) {
+    if (!entry.prepared) check_host_steps(entry.bound);
+    entry.prepared = true;
+    run_on_host(entry.bound);
+    return;
+  }
+#if GDNFLOW_WITH_CUDA
+  const cuda::DeviceGuard guard(entry.key.device.index);
+  if (!entry.prepared) prepare_kernels(entry.bound);
+  entry.prepared = true;
+  enqueue(entry.bound, stream);
+#else
+  throw Error(ErrorCode::internal, "prefill: a CUDA plan in a build without CUDA");
+#endif
+}
+
+}  // namespace
+
+std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& capacity,
+                                     Device device, const PrefillOptions& options) {
+  return find_entry(problem, capacity, device, options).bound.plan().arena_bytes();
+}
+
+void prefill(const Problem& problem, const PrefillTensors& tensors, void* workspace,
+             std::int64_t workspace_bytes, Stream stream, const PrefillOptions& options,
+             std::int64_t sequences) {
+  const Capacity capacity = capacity_of(problem, tensors, sequences);
+  Entry& entry = find_entry(problem, capacity, tensors.q.device, options);
+  collect_tensors(entry, tensors);
+  check_workspace(entry.bound.plan(), workspace, workspace_bytes);
+  // An arena is "new" only where its address differs, so a repeated call recomputes nothing.
+  entry.bound.propose(entry.tensors, workspace);
+  entry.bound.commit();
+  run(entry, stream);
+}
+
+}  // namespace gdnflow

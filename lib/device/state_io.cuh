@@ -1,0 +1,113 @@
+#pragma once
+
+#include <gdnflow/problem.hpp>
+#include <gdnflow/stage.hpp>
+#include <gdnflow/tensor.hpp>
+
+#include "device/element.cuh"
+
+#include <cstdint>
+
+// Initial states, final states and checkpoints in global memory: which row of which pool, in which
+// layout and type. The rules are those of gdnflow/stages.hpp.
+
+namespace gdnflow::device {
+
+/// One head's state in global memory.
+struct StateMatrix {
+  void* data;
+  DType dtype;
+  std::int64_t offset;    ///< of element (0, 0)
+  std::int64_t k_stride;  ///< from one row of d_k to the next
+  std::int64_t v_stride;
+
+  __device__ __forceinline__ float load(int k, int v) const {
+    return load_element(data, dtype, offset + k * k_stride + v * v_stride);
+  }
+  __device__ __forceinline__ void store(int k, int v, float x) const {
+    store_element(data, dtype, offset + k * k_stride + v * v_stride, x);
+  }
+};
+
+/// A [P, Hv, r, c] tensor of states.
+struct StatePool {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  bool vk = false;
+  std::int64_t rows = 0;  ///< P
+  std::int64_t pool_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int64_t row_stride = 0;
+
+  StatePool() = default;
+  StatePool(const TensorView& view, StateLayout layout)
+      : data(view.data),
+        dtype(view.dtype),
+        vk(layout == StateLayout::vk),
+        rows(view.extents[0]),
+        pool_stride(view.strides[0]),
+        head_stride(view.strides[1]),
+        row_stride(view.strides[2]) {}
+
+  __device__ __forceinline__ bool holds(std::int64_t row) const {
+    return data != nullptr && row >= 0 && row < rows;
+  }
+  __device__ __forceinline__ StateMatrix matrix(std::int64_t row, int head) const {
+    return {data, dtype, row * pool_stride + head * head_stride, vk ? 1 : row_stride,
+            vk ? row_stride : 1};
+  }
+};
+
+/// The state ports of a stage. Functions that choose a row give -1 for "none".
+struct StatePorts {
+  StatePool initial;
+  StatePool final;
+  StatePool checkpoints;
+  const std::int32_t* state_indices = nullptr;             ///< [N]
+  const std::int32_t* output_state_indices = nullptr;      ///< [N]
+  const std::uint8_t* has_initial_state = nullptr;         ///< [N]
+  const std::int32_t* checkpoint_state_indices = nullptr;  ///< [K]
+  std::int64_t checkpoint_rows = 0;                        ///< K
+  std::int64_t checkpoint_interval = 0;                    ///< tokens; 0: no checkpoints
+
+  StatePorts() = default;
+  explicit StatePorts(const StageCall& call)
+      : state_indices(call["state_indices"].as<const std::int32_t>()),
+        output_state_indices(call["output_state_indices"].as<const std::int32_t>()),
+        has_initial_state(call["has_initial_state"].as<const std::uint8_t>()),
+        checkpoint_state_indices(call["checkpoint_state_indices"].as<const std::int32_t>()) {
+    const StateLayout layout = call.problem.state_layout;
+    if (call.has("initial_state")) initial = StatePool(call["initial_state"], layout);
+    if (call.has("final_state")) final = StatePool(call["final_state"], layout);
+    if (call.has("checkpoints")) {
+      checkpoints = StatePool(call["checkpoints"], layout);
+      checkpoint_interval = call.problem.checkpoint_interval;
+      checkpoint_rows = call.has("checkpoint_state_indices")
+                            ? call["checkpoint_state_indices"].extents[0]
+                            : checkpoints.rows;
+    }
+  }
+
+  __device__ __forceinline__ std::int64_t initial_row(int sequence) const {
+    if (has_initial_state != nullptr && has_initial_state[sequence] == 0) return -1;
+    const std::int64_t row = state_indices != nullptr ? state_indices[sequence] : sequence;
+    return initial.holds(row) ? row : -1;
+  }
+
+  __device__ __forceinline__ std::int64_t final_row(int sequence) const {
+    const std::int32_t* indices =
+        output_state_indices != nullptr ? output_state_indices : state_indices;
+    const std::int64_t row = indices != nullptr ? indices[sequence] : sequence;
+    return final.holds(row) ? row : -1;
+  }
+
+  /// Where compact checkpoint number `compact` goes.
+  __device__ __forceinline__ std::int64_t checkpoint_row(std::int64_t compact) const {
+    if (compact >= checkpoint_rows) return -1;
+    const std::int64_t row =
+        checkpoint_state_indices != nullptr ? checkpoint_state_indices[compact] : compact;
+    return checkpoints.holds(row) ? row : -1;
+  }
+};
+
+}  // namespace gdnflow::device
