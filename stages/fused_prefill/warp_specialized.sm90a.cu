@@ -31,6 +31,7 @@
 
 #include <gdnflow/stage.hpp>
 
+#include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
 #include "device/element.cuh"
@@ -76,6 +77,7 @@ struct Params {
   device::Scalars<const float> beta;      // [T, Hv]
   device::Rows<void> o_rows;              // [T, Hv, 128], for chunks that are not full
   device::ChunkTable chunks;
+  const std::int32_t* checkpoint_offsets;  // [N+1], or null
   device::StatePorts state;
   device::Heads heads;
   float scale;
@@ -266,6 +268,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
   const int thread = threadIdx.x % group_threads;
   State<Tile> state;
   load_state<Tile>(p, w, state);
+  std::int64_t first_number = 0;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
     if (i > 0) device::named_sync(state_read, 2 * group_threads);
@@ -273,7 +276,9 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::named_arrive(state_for_value, 2 * group_threads);
     device::named_arrive(state_for_output, 2 * group_threads);
 
-    const int length = p.chunks.at(w.first_chunk + i).tokens;
+    const device::Chunk chunk = p.chunks.at(w.first_chunk + i);
+    const int length = chunk.tokens;
+    if (i == 0) first_number = chunk.number;
     auto& stage = shared.stage[slot.index];
     shared.full[slot.index].wait(slot.phase);
     if (length < rows) {
@@ -313,6 +318,10 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::hold(state[1]);
     if (thread % 32 == 0) shared.empty[slot.index].arrive();
     slot.advance(p.stages);
+    if (p.state.checkpoint_interval != 0) {
+      const std::int64_t row = checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number);
+      store_state<Tile>(p.state.checkpoints, row, w, state);
+    }
   }
   store_state<Tile>(p.state.final, p.state.final_row(w.sequence), w, state);
 }
@@ -648,6 +657,7 @@ void steps(const StageCall& call, StepList& out) {
   params.beta = device::Scalars<const float>(call["beta"]);
   params.o_rows = device::Rows<void>(call["o"]);
   params.chunks = chunk_table(call);
+  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
   params.state = device::StatePorts(call);
   params.heads = device::Heads(call.problem);
   params.scale = call.problem.effective_scale();

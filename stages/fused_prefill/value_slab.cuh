@@ -1,0 +1,289 @@
+#pragma once
+
+#include "device/mma.cuh"
+#include "device/state_io.cuh"
+#include "fused.cuh"
+
+#include <cstdint>
+
+// The mathematics of a chunk for one warp, on 16 value columns: a slab. Everything recurrent is
+// kept transposed, so that it never leaves the warp's registers:
+//
+//   S^T [16, D]      accumulators of the update; rounded, the left operand of S^T K^T and, since the
+//                    layouts agree, the right operand of Q S
+//   R^T [16, 64]     accumulators of S^T K^T; rounded, the left operand of R^T A^T
+//   V'^T [16, 64]    accumulators of R^T A^T; rounded, the right operand of P V'; decayed and
+//                    rounded, the left operand of the state's update
+//
+// Warps share the tiles in shared memory (K, Q, A, P) and nothing else. The factors gamma, beta and
+// decay are applied to fp32 accumulators, never to an operand that was rounded before.
+
+namespace gdnflow::stages::fused_prefill {
+
+using device::FragmentA;
+using device::FragmentB;
+using device::Slab;
+
+constexpr int slab_columns = 16;
+constexpr int token_steps = chunk_rows / 16;
+
+/// Q S, P V' and O of a slab, not transposed: 16 tokens m, its two octets of value columns.
+using OutputSlab = Slab<2>;
+
+// ---------------------------------------------------------------------------------------------
+// State in global memory.
+
+/// f(element of the slab, offset from the matrix' first element)
+template <int N, class F>
+__device__ __forceinline__ void for_each_state_offset(Slab<N>& state,
+                                                      const device::StateMatrix& matrix,
+                                                      int first_column, F&& f) {
+  state.for_each([&](int v, int k, float& x) {
+    f(x, matrix.offset + k * matrix.k_stride + (first_column + v) * matrix.v_stride);
+  });
+}
+
+/// Row `row` of a pool, or zero where it is negative. The type's branch stands outside the loop:
+/// inside it, each element would wait for its own load.
+template <int N>
+__device__ __forceinline__ void load_state(Slab<N>& state, const device::StatePool& pool,
+                                           std::int64_t row, int head, int first_column) {
+  state.clear();
+  if (row < 0) return;
+  const device::StateMatrix matrix = pool.matrix(row, head);
+  const auto load = [&](const auto* data) {
+    for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
+      x = static_cast<float>(data[offset]);
+    });
+  };
+  if (matrix.dtype == DType::f32) {
+    load(static_cast<const float*>(matrix.data));
+  } else if (matrix.dtype == DType::bf16) {
+    load(static_cast<const __nv_bfloat16*>(matrix.data));
+  } else {
+    load(static_cast<const __half*>(matrix.data));
+  }
+}
+
+/// To row `row` of a pool; to nowhere where it is negative.
+template <int N>
+__device__ __forceinline__ void store_state(Slab<N>& state, const device::StatePool& pool,
+                                            std::int64_t row, int head, int first_column) {
+  if (row < 0) return;
+  const device::StateMatrix matrix = pool.matrix(row, head);
+  for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
+    device::store_element(matrix.data, matrix.dtype, offset, x);
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// P = scale tril(exp(gc_i - gc_j) <q_i, k_j>): eight jobs, spread over a block's warps.
+
+/// Two octets of 16 in k: b[k][n] for k .. k + 31 and n .. n + 7, from a tile that holds rows of n.
+template <class TileType>
+__device__ __forceinline__ FragmentB load_b_octet(const TileType& tile, int k, int n) {
+  FragmentB b;
+  device::load_matrix_x4(b.x, tile.at(n + device::lane() % 8, k + device::lane() / 8 * 8));
+  return b;
+}
+
+/// Tokens 16 M to 16 M + 15 against one half of the columns that they attend to: M + 1 octets.
+template <class T, int D, int M, class QTile, class KTile, class PTile>
+__device__ __forceinline__ void attend(const QTile& q, const KTile& k, PTile& p, const Gates& gates,
+                                       float scale, int half) {
+  const int first = half * 8 * (M + 1);
+  Slab<M + 1> scores;
+  scores.clear();
+#pragma unroll
+  for (int d = 0; d < D; d += 32) {
+    const FragmentA a0 = device::load_a(q, 16 * M, d);
+    const FragmentA a1 = device::load_a(q, 16 * M, d + 16);
+#pragma unroll
+    for (int n = 0; n <= M; ++n) {
+      const FragmentB b = load_b_octet(k, d, first + 8 * n);
+      device::mma_16x8x16<T>(scores.x[n], a0.x, b.x[0], b.x[1]);
+      device::mma_16x8x16<T>(scores.x[n], a1.x, b.x[2], b.x[3]);
+    }
+  }
+  scores.for_each_pair([&](int r, int c, float x0, float x1) {
+    const int i = 16 * M + r;
+    const int j = first + c;
+    const float gc = gates.gc[i];
+    const float2 gc_j = *reinterpret_cast<const float2*>(&gates.gc[j]);
+    // The mask comes before the exponential: above the diagonal the difference is positive.
+    x0 = j <= i ? scale * __expf(gc - gc_j.x) * x0 : 0.0F;
+    x1 = j + 1 <= i ? scale * __expf(gc - gc_j.y) * x1 : 0.0F;
+    *reinterpret_cast<std::uint32_t*>(p.at(i, j)) = device::pack<T>(x0, x1);
+  });
+}
+
+/// A warp's jobs. Job i < 4 is the first half of token tile i, the others the second halves in
+/// reverse, which gives four warps the same work, and eight warps the same work in pairs. Blocks
+/// of P above the diagonal are neither written nor read.
+template <class T, int D, int Warps, class QTile, class KTile, class PTile>
+__device__ __forceinline__ void attend_jobs(const QTile& q, const KTile& k, PTile& p,
+                                            const Gates& gates, float scale, int warp) {
+  static_assert(Warps == 4 || Warps == 8);
+#pragma unroll
+  for (int i = 0; i < 8; i += Warps) {
+    const int job = warp + i;
+    const int half = job / 4;
+    switch (half == 0 ? job : 7 - job) {
+      case 0:
+        attend<T, D, 0>(q, k, p, gates, scale, half);
+        break;
+      case 1:
+        attend<T, D, 1>(q, k, p, gates, scale, half);
+        break;
+      case 2:
+        attend<T, D, 2>(q, k, p, gates, scale, half);
+        break;
+      default:
+        attend<T, D, 3>(q, k, p, gates, scale, half);
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The chain of a chunk.
+
+/// c[16 tokens, 16 columns] += a[16 tokens, 16] b[16, 16 columns], with b given transposed, as the
+/// fragment of the slab.
+template <class T>
+__device__ __forceinline__ void multiply_add_slab(OutputSlab& c, const FragmentA& a,
+                                                  const FragmentA& b_transposed) {
+  device::mma_16x8x16<T>(c.x[0], a.x, b_transposed.x[0], b_transposed.x[2]);
+  device::mma_16x8x16<T>(c.x[1], a.x, b_transposed.x[1], b_transposed.x[3]);
+}
+
+/// Columns k to k + 15 of S^T K^T.
+template <class T, class KTile>
+__device__ __forceinline__ void multiply_keys(Slab<8>& product, const FragmentA& state,
+                                              const KTile& k_tile, int k) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const FragmentB b = device::load_b_from_rows_of_n(k_tile, k, 8 * n);
+    device::mma_16x8x16<T>(product.x[n], state.x, b.x[0], b.x[1]);
+    device::mma_16x8x16<T>(product.x[n + 1], state.x, b.x[2], b.x[3]);
+  }
+}
+
+struct TokenFragments {
+  FragmentA x[token_steps];  ///< 16 value columns x 16 tokens each
+};
+
+/// R^T = beta .* (V^T - gamma .* (S^T K^T)), rounded.
+template <class T, class VTile>
+__device__ __forceinline__ TokenFragments residual(const Slab<8>& product, const VTile& v_tile,
+                                                   int column, const Gates& gates) {
+  TokenFragments r;
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+    const FragmentA v = device::load_a_from_rows_of_k(v_tile, column, 16 * step);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int token = 16 * step + 8 * h + device::lane() % 4 * 2;
+      const float2 gamma = *reinterpret_cast<const float2*>(&gates.gamma[token]);
+      const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[token]);
+      const float(&x)[4] = product.x[2 * step + h];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float2 value = device::unpack<T>(v.x[2 * h + j]);
+        r.x[step].x[2 * h + j] = device::pack<T>(beta.x * (value.x - gamma.x * x[2 * j]),
+                                                 beta.y * (value.y - gamma.y * x[2 * j + 1]));
+      }
+    }
+  }
+  return r;
+}
+
+/// V'^T = R^T A^T; A is lower triangular, so tokens i need the residuals of j <= i alone.
+template <class T, class ATile>
+__device__ __forceinline__ Slab<8> new_values(const TokenFragments& r, const ATile& a_tile) {
+  Slab<8> values;
+  values.clear();
+#pragma unroll
+  for (int j = 0; j < token_steps; ++j) {
+#pragma unroll
+    for (int i = j; i < token_steps; ++i) {
+      const FragmentB b = device::load_b_from_rows_of_n(a_tile, 16 * j, 16 * i);
+      device::mma_16x8x16<T>(values.x[2 * i], r.x[j].x, b.x[0], b.x[1]);
+      device::mma_16x8x16<T>(values.x[2 * i + 1], r.x[j].x, b.x[2], b.x[3]);
+    }
+  }
+  return values;
+}
+
+template <class T>
+__device__ __forceinline__ TokenFragments rounded(const Slab<8>& values) {
+  TokenFragments fragments;
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+    fragments.x[step] = device::to_a<T>(values, 16 * step);
+  }
+  return fragments;
+}
+
+/// decay .* V'^T, rounded.
+template <class T>
+__device__ __forceinline__ TokenFragments decayed(Slab<8> values, const Gates& gates) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const int token = 8 * n + device::lane() % 4 * 2;
+    const float2 decay = *reinterpret_cast<const float2*>(&gates.decay[token]);
+    values.x[n][0] *= decay.x;
+    values.x[n][1] *= decay.y;
+    values.x[n][2] *= decay.x;
+    values.x[n][3] *= decay.y;
+  }
+  return rounded<T>(values);
+}
+
+/// S^T <- exp(gc_l) S^T + (decay .* V'^T) K.
+template <class T, int D, class KTile>
+__device__ __forceinline__ void update_state(Slab<D / 8>& state, const TokenFragments& values,
+                                             const KTile& k_tile, const Gates& gates) {
+  const float gamma = gates.gamma[chunk_rows - 1];
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.x[n][i] *= gamma;
+  }
+  device::multiply_add<T, chunk_rows>(
+      state, [&](int token) { return values.x[token / 16]; },
+      [&](int token, int n) { return device::load_b(k_tile, token, n); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Output.
+
+/// scale gamma .* (Q S) of the tokens from `first` on.
+__device__ __forceinline__ void scale_output(OutputSlab& o, const Gates& gates, float scale,
+                                             int first) {
+  const int row = first + device::lane() / 4;
+  const float low = scale * gates.gamma[row];
+  const float high = scale * gates.gamma[row + 8];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    o.x[n][0] *= low;
+    o.x[n][1] *= low;
+    o.x[n][2] *= high;
+    o.x[n][3] *= high;
+  }
+}
+
+/// Rounds and stores tokens `first` to `first + 15` of a chunk; rows past its end are left out.
+template <class T>
+__device__ __forceinline__ void store_output(OutputSlab& o, const Params<T>& p, const Place& place,
+                                             const device::Chunk& chunk, int first, int column) {
+  T* rows = p.o.row(chunk.first_token, place.head) + place.column + column;
+  o.for_each_pair([&](int r, int c, float x0, float x1) {
+    const int row = first + r;
+    if (row < chunk.tokens) {
+      *reinterpret_cast<std::uint32_t*>(rows + row * p.o.token_stride + c) =
+          device::pack<T>(x0, x1);
+    }
+  });
+}
+
+}  // namespace gdnflow::stages::fused_prefill
