@@ -1,3 +1,4 @@
+#include "gate/inputs.hpp"
 #include "host/matrix.hpp"
 #include "host/parallel.hpp"
 #include "host/variant.hpp"
@@ -55,30 +56,13 @@ void run(const StageCall& call) {
   });
 }
 
-Support accepts(const StageCall& call) {
-  const Problem& p = call.problem;
-  const auto missing = [&](const char* port) {
-    return Support::no("gate: expected a tensor on '" + std::string(port) + "' for the " +
-                       std::string(to_string(p.gate)) + " gate and " +
-                       std::string(to_string(p.beta)) + " beta, got none");
-  };
-  if (p.gate == GateForm::raw) {
-    if (!call.has("a")) return missing("a");
-    if (!call.has("a_log")) return missing("a_log");
-  } else if (!call.has("g")) {
-    return missing("g");
-  }
-  const char* beta = p.beta == BetaForm::logit ? "b" : "beta";
-  return call.has(beta) ? Support::yes() : missing(beta);
-}
-
 void steps(const StageCall& /*call*/, StepList& out) { out.push_back({"gate", HostCall{run}}); }
 
 }  // namespace
 
 Variant host() {
   Variant variant = host::host_variant("element by element in fp64", steps);
-  variant.accepts = accepts;
+  variant.accepts = has_inputs;
   return variant;
 }
 

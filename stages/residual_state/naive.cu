@@ -34,7 +34,7 @@ struct Form {
     device::Tile<T, Config::tokens, Config::tokens> a;
     float beta[Config::tokens];  // zero past the chunk's end
   };
-  static_assert(D > 128 || sizeof(Storage) <= 64 * 1024, "fits any device from sm_80 on");
+  static_assert(sizeof(Storage) <= 64 * 1024, "fits any device from sm_80 on");
 
   __device__ static void load(Storage& shared, const Params& p, const device::Chunk& chunk,
                               const StateWalkPlace& place) {
