@@ -1,6 +1,6 @@
 #pragma once
 
-#include "device/element.cuh"
+#include "device/half.cuh"
 #include "device/wgmma.cuh"
 
 #include <cstdint>

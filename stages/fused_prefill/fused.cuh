@@ -26,6 +26,7 @@ struct Params {
   device::Scalars<const float> g_cumsum;  // [T, Hv]
   device::Scalars<const float> beta;      // [T, Hv]
   device::ChunkTable chunks;
+  const std::int32_t* checkpoint_offsets = nullptr;  // [N+1], or null without checkpoints
   device::StatePorts states;
   device::Heads heads;
   float scale = 1.0F;
@@ -40,6 +41,7 @@ struct Params {
         g_cumsum(call["g_cumsum"]),
         beta(call["beta"]),
         chunks(chunk_table(call)),
+        checkpoint_offsets(call["checkpoint_offsets"].as<const std::int32_t>()),
         states(call),
         heads(call.problem),
         scale(call.problem.effective_scale()) {}
@@ -73,6 +75,23 @@ template <class T>
 __device__ __forceinline__ device::Chunk chunk_at(const Params<T>& p, const Place& place,
                                                   int index) {
   return index < place.end ? p.chunks.at(index) : device::Chunk{};
+}
+
+/// Where the state behind a chunk goes as a checkpoint; -1 where it is none. `first_number` is the
+/// number of the sequence's first chunk.
+template <class T>
+__device__ __forceinline__ std::int64_t checkpoint_row(const Params<T>& p,
+                                                       const device::Chunk& chunk,
+                                                       std::int64_t first_number) {
+  const std::int64_t every = p.states.checkpoint_interval / chunk_tokens;
+  if (every == 0 || p.checkpoint_offsets == nullptr) return -1;
+  const std::int64_t reached = std::int64_t{chunk.number} + 1;
+  if (reached % every != 0) return -1;
+  const std::int64_t compact = p.checkpoint_offsets[chunk.sequence] + reached / every -
+                               first_number / every - 1;
+  // A last chunk that stops short of its border has no row.
+  if (compact >= p.checkpoint_offsets[chunk.sequence + 1]) return -1;
+  return p.states.checkpoint_row(compact);
 }
 
 /// Factors of a chunk's tokens. Tokens past the chunk's end have the last token's gc, so that

@@ -34,7 +34,7 @@
 #include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
-#include "device/element.cuh"
+#include "device/half.cuh"
 #include "device/matrix_io.cuh"
 #include "device/state_io.cuh"
 #include "device/tensor_map.hpp"
