@@ -142,25 +142,23 @@ inline int value_tile(const VariantQuery& query) {
   return ceil_div(2 * heads, width) * 3 < ceil_div(heads, width) * 5 ? 64 : 128;
 }
 
-inline std::int64_t block_count(const VariantQuery& query) {
-  const std::int64_t heads = query.capacity.max_sequences * query.problem.v_heads;
-  return heads * (query.problem.v_dim / value_tile(query));
+inline std::int64_t block_count(const VariantQuery& query, int tile) {
+  return query.capacity.max_sequences * query.problem.v_heads * (query.problem.v_dim / tile);
 }
 
-/// Refusals of a fused kernel whose block takes `shared_bytes`.
-inline Support supports_fused(const VariantQuery& query, std::size_t shared_bytes) {
-  if (Support support = supports_tiles(query, 0); !support) return support;
-  if (value_tile(query) > query.problem.v_dim) {
+/// Refusals of a fused kernel whose block takes `tile` value columns and `shared_bytes`.
+inline Support supports_fused(const VariantQuery& query, int tile, std::size_t shared_bytes) {
+  if (Support support = supports_tiles(query, block_count(query, tile)); !support) return support;
+  if (tile > query.problem.v_dim) {
     return Support::no("value_tile: expected at most d_v = " +
-                       std::to_string(query.problem.v_dim) + ", got " +
-                       std::to_string(value_tile(query)));
+                       std::to_string(query.problem.v_dim) + ", got " + std::to_string(tile));
   }
   if (static_cast<std::int64_t>(shared_bytes) > query.device.shared_bytes_per_block) {
     return Support::no("shared memory: expected " + std::to_string(shared_bytes) +
                        " bytes a block, the device has " +
                        std::to_string(query.device.shared_bytes_per_block));
   }
-  return supports_tiles(query, block_count(query));
+  return Support::yes();
 }
 
 inline Support accepts_fused(const StageCall& call) {

@@ -147,14 +147,15 @@ constexpr std::uint32_t shared_bytes = sizeof(SharedStorage<T, D>);
 
 Support supports(const VariantQuery& query) {
   return supports_fused(
-      query, query.problem.v_dim == 64 ? shared_bytes<__half, 64> : shared_bytes<__half, 128>);
+      query, tile,
+      query.problem.v_dim == 64 ? shared_bytes<__half, 64> : shared_bytes<__half, 128>);
 }
 
 void steps(const StageCall& call, StepList& out) {
-  const VariantQuery query{call.problem, call.capacity, call.device, {{"value_tile", tile}}};
+  const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_type_and_dim(call.problem, [&]<class T, int D>() {
     out.push_back(kernel_step<Params<T>>("fused_prefill", fused_64_kernel<T, D>,
-                                         grid_of(block_count(query)), {threads}, shared_bytes<T, D>,
+                                         grid_of(block_count(query, tile)), {threads}, shared_bytes<T, D>,
                                          Params<T>(call)));
   });
 }

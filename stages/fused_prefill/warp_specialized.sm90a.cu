@@ -213,43 +213,60 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
 // ---------------------------------------------------------------------------------------------
 // State group: keeps S, publishes its bf16 copy, adds K^T V'd.
 
-// f(element, k, v) for each state element that this thread holds.
+template <int Tile>
+using State = float[2][Config<Tile>::accumulators];  // rows 64 m .. 64 m + 63 of d_k
+
+// f(x, y, offset) for the state elements that this thread holds, two value columns at a time.
 template <int Tile, class F>
-__device__ void for_each_state_element(const Work& w, F&& f) {
+__device__ void for_each_state_pair(const device::StateMatrix& matrix, const Work& w,
+                                    State<Tile>& state, F&& f) {
   const int thread = threadIdx.x % group_threads;
   const int k = thread / 32 * 16 + thread % 32 / 4;
   const int v = w.first_column + thread % 4 * 2;
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int i = 0; i < Config<Tile>::accumulators; ++i) {
-      f(m, i, 64 * m + k + i / 2 % 2 * 8, v + i / 4 * 8 + i % 2);
+    for (int h = 0; h < 2; ++h) {
+      std::int64_t offset =
+          matrix.offset + (64 * m + 8 * h + k) * matrix.k_stride + v * matrix.v_stride;
+#pragma unroll
+      for (int j = 0; j < Config<Tile>::accumulators / 4; ++j) {
+        f(state[m][4 * j + 2 * h], state[m][4 * j + 2 * h + 1], offset);
+        offset += 8 * matrix.v_stride;
+        // One offset at a time: all of them at once would not fit beside the state.
+        asm volatile("" : "+l"(offset));
+      }
     }
   }
 }
 
 template <int Tile>
-using State = float[2][Config<Tile>::accumulators];  // rows 64 m .. 64 m + 63 of d_k
-
-template <int Tile>
 __device__ void load_state(const Params& p, const Work& w, State<Tile>& state) {
   const std::int64_t row = p.state.initial_row(w.sequence);
   if (row < 0) {
-    for_each_state_element<Tile>(w, [&](int m, int i, int, int) { state[m][i] = 0.0F; });
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (float& x : state[m]) x = 0.0F;
+    }
     return;
   }
   const device::StateMatrix matrix = p.state.initial.matrix(row, w.head);
-  for_each_state_element<Tile>(
-      w, [&](int m, int i, int k, int v) { state[m][i] = matrix.load(k, v); });
+  for_each_state_pair<Tile>(matrix, w, state, [&](float& x, float& y, std::int64_t offset) {
+    x = device::load_as_float(matrix.data, matrix.dtype, offset);
+    y = device::load_as_float(matrix.data, matrix.dtype, offset + matrix.v_stride);
+  });
 }
 
 template <int Tile>
 __device__ void store_state(const device::StatePool& pool, std::int64_t row, const Work& w,
-                            const State<Tile>& state) {
+                            State<Tile>& state) {
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
-  for_each_state_element<Tile>(
-      w, [&](int m, int i, int k, int v) { matrix.store(k, v, state[m][i]); });
+  for_each_state_pair<Tile>(matrix, w, state, [&](float& x, float& y, std::int64_t offset) {
+    device::store_from_float(matrix.data, matrix.dtype, offset, x);
+    device::store_from_float(matrix.data, matrix.dtype, offset + matrix.v_stride, y);
+  });
 }
 
 template <class Element, int Tile>
