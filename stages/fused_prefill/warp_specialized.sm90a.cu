@@ -253,8 +253,8 @@ __device__ void load_state(const Params& p, const Work& w, State<Tile>& state) {
   }
   const device::StateMatrix matrix = p.state.initial.matrix(row, w.head);
   for_each_state_pair<Tile>(matrix, w, state, [&](float& x, float& y, std::int64_t offset) {
-    x = device::load_as_float(matrix.data, matrix.dtype, offset);
-    y = device::load_as_float(matrix.data, matrix.dtype, offset + matrix.v_stride);
+    x = device::load_element(matrix.data, matrix.dtype, offset);
+    y = device::load_element(matrix.data, matrix.dtype, offset + matrix.v_stride);
   });
 }
 
@@ -264,8 +264,8 @@ __device__ void store_state(const device::StatePool& pool, std::int64_t row, con
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
   for_each_state_pair<Tile>(matrix, w, state, [&](float& x, float& y, std::int64_t offset) {
-    device::store_from_float(matrix.data, matrix.dtype, offset, x);
-    device::store_from_float(matrix.data, matrix.dtype, offset + matrix.v_stride, y);
+    device::store_element(matrix.data, matrix.dtype, offset, x);
+    device::store_element(matrix.data, matrix.dtype, offset + matrix.v_stride, y);
   });
 }
 
