@@ -107,8 +107,8 @@ struct WarpTrilInverse {
 
   /// Inverts I - N, called by all lanes of a warp. factor(i, j), i >= j, gives the transpose of
   /// block (i, j) of N: row r, column c of the slab is N[16 i + c][16 j + r]; for i == j only what
-  /// is strictly below N's diagonal is looked at. emit(i, j, rows) takes block (i, j) of the inverse,
-  /// rounded to T, as rows; it is called once for each i >= j.
+  /// is strictly below N's diagonal is looked at. emit(i, j, rows) takes block (i, j) of the
+  /// inverse, rounded to T, as rows; it is called once for each i >= j.
   template <class T, class Factor, class Emit>
   __device__ __forceinline__ static void invert(Storage& storage, Factor&& factor, Emit&& emit) {
 #pragma unroll
@@ -140,9 +140,8 @@ struct WarpTrilInverse {
     }
 
     const SplitRows d0_transposed = load_transposed_inverse(storage, 0);
-    const Slab<2> merged10 =
-        product(split_rows(product(load_inverse(storage, 1), split_rows(factor(1, 0)))),
-                d0_transposed);
+    const Slab<2> merged10 = product(
+        split_rows(product(load_inverse(storage, 1), split_rows(factor(1, 0)))), d0_transposed);
     emit(1, 0, to_a<T>(merged10, 0));
     const SplitRows x10_transposed = transposed(storage, split_rows(merged10));
     const SplitRows d1_transposed = load_transposed_inverse(storage, 1);

@@ -4,6 +4,7 @@ namespace gdnflow::stages::chunk_cumsum {
 
 Variant host();
 #if GDNFLOW_WITH_CUDA
+Variant split_scan();
 Variant naive();
 #endif
 
@@ -15,6 +16,7 @@ Stage stage() {
             chunk_ports()),
       {
 #if GDNFLOW_WITH_CUDA
+          split_scan(),
           naive(),
 #endif
           host(),

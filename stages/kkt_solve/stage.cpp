@@ -4,6 +4,7 @@ namespace gdnflow::stages::kkt_solve {
 
 Variant host();
 #if GDNFLOW_WITH_CUDA
+Variant tensor_core();
 Variant naive();
 #endif
 
@@ -15,6 +16,7 @@ Stage stage() {
             chunk_ports()),
       {
 #if GDNFLOW_WITH_CUDA
+          tensor_core(),
           naive(),
 #endif
           host(),

@@ -2,7 +2,8 @@
 // head: gc the prefix sum of g in the chunk, 64 tokens, both factors <= 1 in size for g <= 0 and
 // normalised keys.
 //
-//      k [64, D]                 A tile is a chunk and a q/k head. A block takes tiles in turn, with
+//      k [64, D]                 A tile is a chunk and a q/k head. A block takes tiles in turn,
+//      with
 //     +---------+                a warp for each value head of the group (at most 8; a larger group
 //     |         | K K^T          takes more rounds).
 //     +---------+
@@ -15,14 +16,14 @@
 //      A_h A_h+1 ..   16x16 inverses by substitution, merges 16 -> 32 -> 64 (warp_tril_inverse.cuh)
 //                     rounded blocks to shared memory, rows of 128 bytes to global memory
 //
-// What is computed of G is its upper half, blocks (j, i) with j <= i: an accumulator's rows are then
-// columns of N, which is how both the substitution and the merges want N. G is symmetric, so nothing
-// is computed twice.
+// What is computed of G is its upper half, blocks (j, i) with j <= i: an accumulator's rows are
+// then columns of N, which is how both the substitution and the merges want N. G is symmetric, so
+// nothing is computed twice.
 //
 // A tile at D = 128: 16 KiB of k read, 8 KiB of A a value head written, 0.33 M multiply-adds for G
 // and 0.20 M a value head for the merges (three products of 16 bits each); a value head takes 2304
-// exponentials and 148 x 32 fp32 multiply-adds. Memory is the floor: 12 KiB a value head in groups of
-// four, 24 KiB in groups of one.
+// exponentials and 148 x 32 fp32 multiply-adds. Memory is the floor: 12 KiB a value head in groups
+// of four, 24 KiB in groups of one.
 //
 // Budget: 128 registers, so that 16 warps fit a multiprocessor; 49 KiB of shared memory a block in
 // groups of four, which leaves room for four blocks on sm_90 and for two where a multiprocessor has
@@ -56,9 +57,9 @@ using device::WarpTrilInverse;
 
 struct Config {
   static constexpr int tokens = static_cast<int>(chunk_tokens);
-  static constexpr int most_warps = 8;             // of a block
+  static constexpr int most_warps = 8;               // of a block
   static constexpr int warps_a_multiprocessor = 16;  // at 128 registers a thread
-  static constexpr int below = 6;                  // 16x16 blocks below the diagonal
+  static constexpr int below = 6;                    // 16x16 blocks below the diagonal
   static_assert(tokens == 16 * WarpTrilInverse::blocks);
   static_assert(65536 / (32 * warps_a_multiprocessor) == 128);
 };
@@ -273,21 +274,22 @@ __device__ void store_rows(OutputBlocks& output, const Params<T>& p, const devic
   }
 }
 
-/// A value head, by one warp.
+/// Value head number `i` of a tile's group, by one warp. The chunk is read again at the end, so
+/// that it takes no registers in between.
 template <class T>
 __device__ void solve_head(const Gram& gram, const Gates& gates, WarpStorage& storage,
-                           const Params<T>& p, const device::Chunk& chunk, int head) {
+                           const Params<T>& p, int tile, int i) {
   WarpTrilInverse::invert<T>(
-      storage.inverse, [&](int i, int j) { return gated_block(gram, gates, i, j); },
-      [&](int i, int j, const FragmentA& rows) {
+      storage.inverse, [&](int row, int column) { return gated_block(gram, gates, row, column); },
+      [&](int row, int column, const FragmentA& rows) {
 #pragma unroll
         for (int x = 0; x < 4; ++x) {
-          std::byte* half = storage.output.half_row(i, j, lane() / 4 + x % 2 * 8, x / 2);
+          std::byte* half = storage.output.half_row(row, column, lane() / 4 + x % 2 * 8, x / 2);
           *reinterpret_cast<std::uint32_t*>(half + lane() % 4 * 4) = rows.x[x];
         }
       });
   __syncwarp();
-  store_rows(storage.output, p, chunk, head);
+  store_rows(storage.output, p, p.chunks.at(tile / p.heads.qk), p.heads.v_of(tile % p.heads.qk, i));
 }
 
 template <class T, int D>
@@ -296,16 +298,16 @@ __global__ void __launch_bounds__(32 * Config::most_warps,
     kkt_solve_tensor_core_kernel(const __grid_constant__ Params<T> p) {
   extern __shared__ __align__(16) std::byte memory[];
   const int warps = static_cast<int>(blockDim.x) / 32;
+  const int own = __shfl_sync(0xffffffffU, warp(), 0);  // known to be the same in all lanes
   const SharedStorage<T, D> shared(memory, warps);
   device::wait_for_predecessors();
   device::allow_successors();
 
   const int tiles = p.chunks.chunks() * p.heads.qk;
-  for (int tile = static_cast<int>(blockIdx.x); tile < tiles;
-       tile += static_cast<int>(gridDim.x)) {
-    const device::Chunk chunk = p.chunks.at(tile / p.heads.qk);
-    const int qk_head = tile % p.heads.qk;
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
     for (int first = 0; first < p.heads.group(); first += warps) {
+      const device::Chunk chunk = p.chunks.at(tile / p.heads.qk);
+      const int qk_head = tile % p.heads.qk;
       __syncthreads();  // every warp is done with the heads before
       if (first == 0) load_keys(shared.keys, p, chunk, qk_head);
       load_gates(shared.gates, p, chunk, qk_head, first);
@@ -315,9 +317,8 @@ __global__ void __launch_bounds__(32 * Config::most_warps,
         make_gram(shared.gram, shared.keys);
         __syncthreads();
       }
-      if (first + warp() < p.heads.group()) {
-        solve_head(shared.gram, shared.gates[warp()], shared.warps[warp()], p, chunk,
-                   p.heads.v_of(qk_head, first + warp()));
+      if (first + own < p.heads.group()) {
+        solve_head(shared.gram, shared.gates[own], shared.warps[own], p, tile, first + own);
       }
     }
   }
@@ -337,9 +338,9 @@ std::int64_t blocks(const StageCall& call, std::uint32_t shared_bytes) {
   const std::int64_t by_warps = Config::warps_a_multiprocessor / warps(call.problem);
   const std::int64_t by_memory =
       (call.device.shared_bytes_per_block + 1024) / (std::int64_t{shared_bytes} + 1024);
-  return std::min(tiles(call.problem, call.capacity),
-                  call.device.multiprocessors *
-                      std::max(std::min(by_warps, by_memory), std::int64_t{1}));
+  return std::min(
+      tiles(call.problem, call.capacity),
+      call.device.multiprocessors * std::max(std::min(by_warps, by_memory), std::int64_t{1}));
 }
 
 Support supports(const VariantQuery& query) {
