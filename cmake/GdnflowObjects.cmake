@@ -33,8 +33,9 @@ function(gdnflow_add_objects name)
     target_link_libraries(${target} PRIVATE gdnflow_flags ${GDNFLOW_LINK_LIBRARIES} ${arg_LINK})
     if(GDNFLOW_RESOURCE_REPORT AND GDNFLOW_WITH_CUDA)
       target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
-      set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
-        "${PROJECT_SOURCE_DIR}/cmake/resource_log.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+      # A list without an empty entry: newer CMakes would pass that on as a command.
+      set(launcher ${PROJECT_SOURCE_DIR}/cmake/resource_log.sh ${CMAKE_CUDA_COMPILER_LAUNCHER})
+      set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}")
     endif()
     set_property(GLOBAL APPEND PROPERTY GDNFLOW_OBJECTS $<TARGET_OBJECTS:${target}>)
   endforeach()

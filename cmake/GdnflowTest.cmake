@@ -34,8 +34,8 @@ function(gdnflow_add_test_area area)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${GDNFLOW_TEST_OUTPUT})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${target} PRIVATE
-    GDNFLOW_TEST_DATA="${PROJECT_SOURCE_DIR}/tests"
-    GDNFLOW_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}"
+    GDNFLOW_TEST_DATA="${GDNFLOW_TEST_DATA}"
+    GDNFLOW_BIN_DIR="${GDNFLOW_TEST_PROGRAMS}"
     GDNFLOW_WITH_CUDA=$<BOOL:${GDNFLOW_WITH_CUDA}>)
   target_link_libraries(${target} PRIVATE gdnflow_flags doctest::doctest fmt::fmt-header-only
     nlohmann_json::nlohmann_json Eigen3::Eigen)
@@ -58,7 +58,8 @@ function(gdnflow_add_test_area area)
   foreach(source IN LISTS sources)
     get_filename_component(file ${source} NAME)
     get_filename_component(name ${source} NAME_WE)
-    add_test(NAME ${area}.${name} COMMAND ${target} "--source-file=*/tests/${area}/${file}")
+    add_test(NAME ${area}.${name} COMMAND ${target} "--source-file=*/tests/${area}/${file}"
+      WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     # 77 is what a program returns when it had to skip everything: no GPU.
     set_tests_properties(${area}.${name} PROPERTIES LABELS ${area} TIMEOUT 600 SKIP_RETURN_CODE 77)
     if(area STREQUAL "gpu")

@@ -37,7 +37,8 @@ inline std::vector<Port> chunk_ports() {
           in("chunk_counts", TypeRule::i32, {4})};
 }
 
-/// Initial and final states, slots, flags and checkpoints. "PI", "PO", "PC" and "K" are free.
+/// Initial and final states, slots, flags and checkpoints. "PC" and "K" are free, "PI" and "PO"
+/// where the states lie in a pool.
 inline std::vector<Port> state_ports() {
   return {
       optional(in("initial_state", TypeRule::state, {"PI", "Hv", "Sr", "Sc"})),

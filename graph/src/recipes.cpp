@@ -159,7 +159,7 @@ Pipeline make_pipeline(std::string_view id, const Problem& problem, const Capaci
   const Recipe& recipe = find_recipe(id);
   Pipeline pipeline = recipe.make(recipe, registry, problem, capacity, device, overrides);
   for (const auto& [stage, choice] : overrides) {
-    const auto uses = [&](const Node& node) { return node.stage.name == stage; };
+    const auto uses = [&stage = stage](const Node& node) { return node.stage.name == stage; };
     if (std::any_of(pipeline.nodes().begin(), pipeline.nodes().end(), uses)) continue;
     std::vector<std::string_view> known;
     for (const Node& node : pipeline.nodes()) known.push_back(node.stage.name);

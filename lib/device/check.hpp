@@ -2,7 +2,6 @@
 
 #include <gdnflow/error.hpp>
 
-#include <source_location>
 #include <string>
 
 #include <cuda_runtime_api.h>
@@ -11,7 +10,7 @@ namespace gdnflow {
 
 /// Turns a failed CUDA call into the library's exception; `what` names the call. Errors: cuda.
 inline void check_cuda(cudaError_t status, const char* what,
-                       std::source_location where = std::source_location::current()) {
+                       SourceLocation where = SourceLocation::current()) {
   if (status != cudaSuccess) {
     throw Error(ErrorCode::cuda, std::string(what) + ": " + cudaGetErrorString(status), where);
   }

@@ -22,7 +22,7 @@ std::string_view to_string(ErrorCode code) noexcept {
   return "unknown";
 }
 
-Error::Error(ErrorCode code, const std::string& message, std::source_location where)
+Error::Error(ErrorCode code, const std::string& message, SourceLocation where)
     : std::runtime_error(message), code_(code), where_(where) {}
 
 }  // namespace gdnflow

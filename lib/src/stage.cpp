@@ -67,6 +67,9 @@ std::optional<std::int64_t> evaluate(const Extent& extent, const Problem& p, con
     value = kv ? p.qk_dim : p.v_dim;
   } else if (s == "Sc") {
     value = kv ? p.v_dim : p.qk_dim;
+  } else if ((s == "PI" && !p.state_indices) ||
+             (s == "PO" && !p.state_indices && !p.output_state_indices)) {
+    value = c.max_sequences;
   } else {
     return std::nullopt;
   }
@@ -164,7 +167,7 @@ Support supports(const Variant& variant, const VariantQuery& query) {
   }
   for (const auto& [name, value] : query.options) {
     const auto spec = std::find_if(variant.options.begin(), variant.options.end(),
-                                   [&](const OptionSpec& s) { return s.name == name; });
+                                   [&name = name](const OptionSpec& s) { return s.name == name; });
     if (spec == variant.options.end()) {
       std::vector<std::string> known;
       for (const OptionSpec& s : variant.options) known.push_back(s.name);

@@ -2,7 +2,6 @@
 
 #include <gdnflow/export.hpp>
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,20 +21,31 @@ enum class ErrorCode {
 
 GDNFLOW_API std::string_view to_string(ErrorCode code) noexcept;
 
+/// A place in the source; std::source_location in the compilers that lack it (clang before 16).
+struct SourceLocation {
+  const char* file = "";
+  unsigned line = 0;
+
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          unsigned line = __builtin_LINE()) noexcept {
+    return {file, line};
+  }
+};
+
 /// The one exception type of the library. `what()` is a single line: what is wrong, what was
 /// expected, what was got. Refusals that a caller can expect are values (`Support`), not this.
 class GDNFLOW_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message,
-        std::source_location where = std::source_location::current());
+        SourceLocation where = SourceLocation::current());
 
   ErrorCode code() const noexcept { return code_; }
   /// The place in the library's source that raised the error; not part of `what()`.
-  const std::source_location& where() const noexcept { return where_; }
+  const SourceLocation& where() const noexcept { return where_; }
 
  private:
   ErrorCode code_;
-  std::source_location where_;
+  SourceLocation where_;
 };
 
 /// An answer to "can you do this?", with the reason where the answer is no.

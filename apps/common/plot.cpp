@@ -1,0 +1,152 @@
+#include "common/plot.hpp"
+
+#include "common/output.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <system_error>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char** environ;
+
+namespace gdnflow::apps {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A single-quoted string of gnuplot, in which nothing is substituted.
+std::string quoted(std::string text) {
+  for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) {
+    text.insert(at, 1, '\'');
+  }
+  return "'" + text + "'";
+}
+
+// A field of a data block: quoted, so without quotes and line breaks of its own.
+std::string field(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '"' || c == '\\' || c == '\n'; }, ' ');
+  return "\"" + text + "\"";
+}
+
+// A data block with a column a pipeline and one more value a case in the last column.
+std::string data_block(
+    const Report& report, std::string_view name, std::string_view last_column,
+    const std::function<std::string(const CaseResult&, const PipelineResult&)>& cell) {
+  const std::vector<std::string> pipelines = report.pipelines();
+  std::string text = fmt::format("${} << EOD\n\"case\"", name);
+  for (const std::string& id : pipelines) text += " " + field(id);
+  text += fmt::format(" \"{}\"\n", last_column);
+  for (const CaseResult& result : report.cases) {
+    text += field(result.measured.name);
+    for (const std::string& id : pipelines) {
+      const PipelineResult* pipeline = result.find(id);
+      text += " " + (pipeline != nullptr ? cell(result, *pipeline) : "?");
+    }
+    text += result.floor_ms > 0 ? fmt::format(" {:.6g}\n", result.floor_ms) : " ?\n";
+  }
+  return text + "EOD\n";
+}
+
+int run_gnuplot(const fs::path& script, const fs::path& svg) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, svg.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  std::string program = "gnuplot";
+  std::string argument = script.string();
+  char* arguments[] = {program.data(), argument.data(), nullptr};
+  pid_t child = 0;
+  const int error = posix_spawnp(&child, program.c_str(), &actions, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return -error;
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return -errno;
+  }
+  return status;
+}
+
+}  // namespace
+
+std::string plot_script(const Report& report) {
+  const std::size_t pipelines = report.pipelines().size();
+  const bool has_floor = report.bytes_per_second > 0;
+  const std::string baseline = report.baseline;
+  std::string script =
+      data_block(report, "times", "floor", [](const CaseResult&, const PipelineResult& pipeline) {
+        return fmt::format("{:.6g}", pipeline.forward_ms);
+      });
+  script +=
+      data_block(report, "shares", "floor",
+                 [&](const CaseResult& result, const PipelineResult& pipeline) -> std::string {
+                   if (has_floor)
+                     return fmt::format("{:.6g}", 100 * result.floor_ms / pipeline.forward_ms);
+                   const auto ratio = ratio_to_baseline(report, result, pipeline);
+                   return ratio ? fmt::format("{:.6g}", *ratio) : "?";
+                 });
+  constexpr std::size_t least_width = 900;
+  constexpr std::size_t most_width = 12000;
+  const std::size_t width =
+      std::clamp(200 + report.cases.size() * (30 + 22 * pipelines), least_width, most_width);
+  const std::size_t last_column = pipelines + 2;
+  script += fmt::format(
+      "set terminal svg size {},800 noenhanced background rgb 'white'\n"
+      "set datafile missing '?'\n"
+      "set style data histograms\n"
+      "set style histogram clustered gap 1\n"
+      "set style fill solid 0.85 noborder\n"
+      "set xtics rotate by -25 scale 0\n"
+      "set grid ytics\n"
+      "set key outside right top\n"
+      "set multiplot layout 2,1 title {}\n"
+      "set logscale y\n"
+      "set ylabel 'forward, ms'\n"
+      "plot for [i=2:{}] $times using i:xtic(1) title columnheader(i)",
+      width, quoted(report.device_text), last_column - 1);
+  if (has_floor) {
+    script += fmt::format(
+        ", $times using 0:{} with points pointtype 7 pointsize 0.6 linecolor 'black' title 'floor'",
+        last_column);
+  }
+  script += fmt::format(
+      "\nunset logscale y\n"
+      "set yrange [0:*]\n"
+      "set ylabel {}\n"
+      "plot for [i=2:{}] $shares using i:xtic(1) title columnheader(i)\n"
+      "unset multiplot\n",
+      quoted(has_floor ? "share of the floor, %" : "times as fast as " + baseline),
+      last_column - 1);
+  return script;
+}
+
+Support write_plot(const Report& report, const fs::path& path) {
+  const fs::path svg = temporary_beside(path);
+  fs::path script = svg;
+  script += ".gnuplot";
+  write_file(script, plot_script(report));
+  const int status = run_gnuplot(script, svg);
+  std::error_code ignored;
+  fs::remove(script, ignored);
+  if (status == 0) {
+    fs::rename(svg, path);
+    return Support::yes();
+  }
+  fs::remove(svg, ignored);
+  const bool missing =
+      status == -ENOENT || (status > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 127);
+  if (missing) return Support::no("gnuplot was not found on PATH");
+  throw Error(ErrorCode::io, fmt::format("{}: cannot be drawn: gnuplot {}", path.string(),
+                                         status < 0 ? std::strerror(-status)
+                                                    : fmt::format("ended with status {}", status)));
+}
+
+}  // namespace gdnflow::apps

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "common/device.hpp"
+
+#include <functional>
+#include <span>
+
+namespace gdnflow::apps {
+
+struct Timing {
+  double median_ms = 0;
+  double least_ms = 0;
+  int samples = 0;
+};
+
+/// Times a repeatable piece of work: a warm-up, then samples for about `seconds`, at least five. On
+/// a GPU a sample is a run of back-to-back calls between two events, long enough (half a
+/// millisecond) that the events' own cost and the host's launch do not count; caches are warm. On
+/// the host a sample is one call by a steady clock.
+Timing measure(const std::function<void()>& enqueue, Device device, Stream stream, double seconds);
+
+/// The value below which `percent` of the sorted samples lie (nearest rank). Errors: none; 0 for
+/// no samples.
+double percentile(std::span<const double> sorted, double percent);
+
+}  // namespace gdnflow::apps

@@ -1,0 +1,159 @@
+#!/usr/bin/env bash
+# The tests that need a GPU, and the measurements in docs/results. Refuses where there is no GPU.
+# Nothing is downloaded: what cannot be built here is taken from --bin, or refused.
+#
+#   bash tests/gpu.sh [--tests] [--sanitizer] [--bench] [--full] [--bin DIR] [--output DIR]
+#                     [--commit SHA]
+#
+# --tests      every test program, with a missing GPU counted as a failure
+# --sanitizer  the four tools of compute-sanitizer, on small shapes
+# --bench      gdnflow-ablate on the standard cases, into OUTPUT/<gpu>.csv
+#              (none of the three: all of them, in this order)
+# --full       the long form of the tests
+# --bin DIR    programs built elsewhere (the preset `portable`), in place of building here
+# --output DIR default docs/results
+# --commit SHA what the results say was measured; default: git's HEAD, with + where files differ
+set -euo pipefail
+
+source "$(dirname "${BASH_SOURCE[0]}")/../cmake/setup.sh"
+cd "$gdnflow_root"
+
+tests=no sanitizer=no bench=no bin= output=docs/results commit=
+value() { [ $# -ge 2 ] && [ -n "$2" ] || die "expected a value after $1"; printf '%s\n' "$2"; }
+while [ $# -gt 0 ]; do
+  case $1 in
+    --tests) tests=yes ;;
+    --sanitizer) sanitizer=yes ;;
+    --bench) bench=yes ;;
+    --full) export GDNFLOW_TEST_FULL=1 ;;
+    --bin) bin=$(value "$@"); shift ;;
+    --output) output=$(value "$@"); shift ;;
+    --commit) commit=$(value "$@"); shift ;;
+    -h | --help)
+      sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+      exit 0
+      ;;
+    *) die "expected an option (--help lists them), got '$1'" ;;
+  esac
+  shift
+done
+if [ "$tests$sanitizer$bench" = nonono ]; then tests=yes sanitizer=yes bench=yes; fi
+
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || true
+[ -n "$gpu" ] || die "expected an NVIDIA GPU with its driver, found none"
+[ -z "$bin" ] || [ -d "$bin" ] || die "--bin: expected a folder, got '$bin'"
+mkdir -p build
+started=$SECONDS
+results=()
+
+# needs NAME...: makes sure that each program is there: in --bin, or built here.
+build=build/gpu
+programs=
+needs() {
+  local name missing=()
+  for name in "$@"; do
+    [ -n "$bin" ] && [ -x "$bin/$name" ] || missing+=("$name")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    programs=$bin
+    return 0
+  fi
+  [ -z "$bin" ] || die "--bin: expected ${missing[*]} in $bin, not found"
+  local apps=OFF
+  [[ " ${missing[*]} " == *" gdnflow-ablate "* ]] && apps=ON
+  gdnflow_setup_cuda always
+  say "building ${missing[*]}"
+  if ! { cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGDNFLOW_CUDA=ON \
+    -DGDNFLOW_CUDA_PTX=OFF -DGDNFLOW_PORTABLE=ON -DGDNFLOW_BUILD_APPS=$apps &&
+    cmake --build "$build" --parallel "$(nproc)" --target "${missing[@]}"; } >"$build.log" 2>&1; then
+    tail -n 40 "$build.log" >&2
+    die "the build failed (without Boost.Program_options, give --bin); the whole log is $build.log"
+  fi
+  programs=$build/bin
+}
+
+# record NAME STATUS SECONDS: one line of the closing table.
+failed=0
+record() {
+  local word=passed
+  [ "$2" -eq 0 ] || { word="FAILED ($2)"; failed=$((failed + 1)); }
+  results+=("$(printf '%-36s %-12s %5d s' "$1" "$word" "$3")")
+}
+
+# step NAME COMMAND...: runs it with its output in a log, whose end is shown where it fails.
+step() {
+  local name=$1 status=0 begin=$SECONDS log
+  shift
+  log=build/gpu-${name//[^A-Za-z0-9-]/-}.log
+  "$@" >"$log" 2>&1 || status=$?
+  if [ $status -ne 0 ]; then
+    say "$name failed ($status); the end of $log:"
+    tail -n 60 "$log"
+  fi
+  printf '%s %s %s\n' "$status" $((SECONDS - begin)) "$name" >>build/gpu-steps.txt
+}
+
+# gather: the steps that have run, into the table; they may have run side by side.
+gather() {
+  local status seconds name
+  while read -r status seconds name; do record "$name" "$status" "$seconds"; done <build/gpu-steps.txt
+  rm -f build/gpu-steps.txt
+}
+rm -f build/gpu-steps.txt
+
+say "$gpu"
+if [ "$tests" = yes ]; then
+  areas=(gpu graph lib stages)
+  [ -z "$bin" ] || [ ! -x "$bin/gdnflow-test-apps" ] || areas+=(apps)
+  needs "${areas[@]/#/gdnflow-test-}"
+  export GDNFLOW_REQUIRE_GPU=1
+  say "test programs: ${areas[*]}"
+  # The GPU's own first and alone; the others are mostly host work and share the machine.
+  step "tests gpu" "$programs/gdnflow-test-gpu"
+  grep -E '^\[doctest\] (test cases|assertions)' "build/gpu-tests-gpu.log" || true
+  for area in "${areas[@]:1}"; do
+    step "tests $area" "$programs/gdnflow-test-$area" &
+  done
+  wait
+  gather
+fi
+
+if [ "$sanitizer" = yes ]; then
+  command -v compute-sanitizer >/dev/null || die "expected compute-sanitizer on PATH, found none"
+  needs gdnflow-ablate gdnflow-test-gpu
+  say "compute-sanitizer"
+  for tool in memcheck racecheck synccheck initcheck; do
+    sanitize=(compute-sanitizer --tool "$tool" --error-exitcode 3)
+    # Every pipeline on small shapes, tails and packed lengths, through the executors; then the
+    # stages one by one.
+    step "$tool pipelines" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
+      --case 1,129,2,4,state --lengths 0,65,1,75 --heads 1,3 &
+    step "$tool stages" "${sanitize[@]}" "$programs/gdnflow-test-gpu" --test-suite-exclude=long &
+  done
+  wait
+  gather
+fi
+
+if [ "$bench" = yes ]; then
+  needs gdnflow-ablate
+  if [ -z "$commit" ]; then
+    commit=$(git rev-parse --short=12 HEAD 2>/dev/null) ||
+      die "expected a git checkout or --commit SHA, found neither"
+    [ -z "$(git status --porcelain --untracked-files=no)" ] || commit=$commit+
+  fi
+  name=$(printf '%s' "$gpu" | tr '[:upper:]' '[:lower:]' | sed 's/^nvidia //; s/[^a-z0-9]\{1,\}/_/g')
+  mkdir -p "$output"
+  say "measuring into $output/$name.csv"
+  step "bench" "$programs/gdnflow-ablate" --device cuda --results "$output/$name.csv" \
+    --commit "$commit"
+  cat build/gpu-bench.log
+  gather
+fi
+
+say "$gpu, $((SECONDS - started)) s"
+printf '%s\n' "${results[@]}"
+if [ "$failed" -gt 0 ]; then
+  say "$failed of ${#results[@]} failed"
+  exit 1
+fi
+say "all ${#results[@]} passed"
