@@ -15,12 +15,13 @@ namespace gdnflow::stages {
 __device__ __forceinline__ std::int64_t checkpoint_row(const device::StatePorts& states,
                                                        const std::int32_t* offsets,
                                                        const device::Chunk& chunk,
-                                                       std::int64_t first_number) {
-  const std::int64_t every = states.checkpoint_interval / chunk_tokens;
+                                                       std::int32_t first_number) {
+  // Chunk numbers fit in 32 bits; dividing 64 bits would call a function in the middle of a kernel.
+  const auto every = static_cast<std::int32_t>(states.checkpoint_interval / chunk_tokens);
   if (every == 0 || offsets == nullptr) return -1;
-  const std::int64_t reached = std::int64_t{chunk.number} + 1;
+  const std::int32_t reached = chunk.number + 1;
   if (reached % every != 0) return -1;
-  const std::int64_t compact = offsets[chunk.sequence] + reached / every - first_number / every - 1;
+  const std::int32_t compact = offsets[chunk.sequence] + reached / every - first_number / every - 1;
   // A last chunk that stops short of its border has no row.
   if (compact >= offsets[chunk.sequence + 1]) return -1;
   return states.checkpoint_row(compact);

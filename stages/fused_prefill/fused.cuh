@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "cuda_variant.hpp"
 #include "device/state_io.cuh"
@@ -77,21 +78,12 @@ __device__ __forceinline__ device::Chunk chunk_at(const Params<T>& p, const Plac
   return index < place.end ? p.chunks.at(index) : device::Chunk{};
 }
 
-/// Where the state behind a chunk goes as a checkpoint; -1 where it is none. `first_number` is the
-/// number of the sequence's first chunk.
+/// Where the state behind the chunk at `index` goes as a checkpoint; -1 where it is none.
 template <class T>
-__device__ __forceinline__ std::int64_t checkpoint_row(const Params<T>& p,
-                                                       const device::Chunk& chunk,
-                                                       std::int64_t first_number) {
-  const std::int64_t every = p.states.checkpoint_interval / chunk_tokens;
-  if (every == 0 || p.checkpoint_offsets == nullptr) return -1;
-  const std::int64_t reached = std::int64_t{chunk.number} + 1;
-  if (reached % every != 0) return -1;
-  const std::int64_t compact = p.checkpoint_offsets[chunk.sequence] + reached / every -
-                               first_number / every - 1;
-  // A last chunk that stops short of its border has no row.
-  if (compact >= p.checkpoint_offsets[chunk.sequence + 1]) return -1;
-  return p.states.checkpoint_row(compact);
+__device__ __forceinline__ std::int64_t checkpoint_row_at(const Params<T>& p, const Place& place,
+                                                          int index) {
+  return checkpoint_row(p.states, p.checkpoint_offsets, p.chunks.at(index),
+                        p.chunks.at(place.begin).number);
 }
 
 /// Factors of a chunk's tokens. Tokens past the chunk's end have the last token's gc, so that

@@ -106,9 +106,19 @@ __device__ __forceinline__ void compute_chunk(const Params<T>& p, const Place& p
   device::wait_for_copy_groups<0>();
   __syncthreads();  // P, V and A
 
-  const TokenFragments r = residual<T>(product, shared.v, column, gates);
-  const Slab<8> values = new_values<T>(r, shared.a);
-  const TokenFragments v_new = rounded<T>(values);
+  TokenFragments r;
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+    r.x[step] = residual<T>(product, step, shared.v, column, gates, 16 * step);
+  }
+  const Slab<8> values = new_values<T, 0, token_steps>(r, shared.a);
+  TokenFragments v_new;
+  TokenFragments v_decayed;
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+    v_new.x[step] = device::to_a<T>(values, 16 * step);
+    v_decayed.x[step] = decayed<T>(values, step, gates, 16 * step);
+  }
 #pragma unroll
   for (int m = 0; m < token_steps; ++m) {
     scale_output(o[m], gates, p.scale, 16 * m);
@@ -118,7 +128,7 @@ __device__ __forceinline__ void compute_chunk(const Params<T>& p, const Place& p
     }
     store_output(o[m], p, place, chunk, 16 * m, column);
   }
-  update_state<T, D>(state, decayed<T>(values, gates), shared.k, gates);
+  update_state<T, D>(state, v_decayed, shared.k, gates);
   __syncthreads();  // the tiles are free
 }
 
@@ -130,13 +140,13 @@ __global__ void __launch_bounds__(threads, 2) fused_64_kernel(const __grid_const
   Slab<D / 8> state;
   load_state(state, p.states.initial, p.states.initial_row(place.sequence), place.head, column);
   device::Chunk next = chunk_at(p, place, place.begin);
-  const std::int64_t first_number = next.number;
+  const std::int32_t first_number = next.number;
   for (int index = place.begin; index < place.end; ++index) {
     const device::Chunk chunk = next;
     load_tiles(p, place, chunk, shared);
     next = chunk_at(p, place, index + 1);
     compute_chunk<T, D>(p, place, chunk, state, shared);
-    store_state(state, p.states.checkpoints, checkpoint_row(p, chunk, first_number), place.head,
+    store_state(state, p.states.checkpoints, checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), place.head,
                 column);
   }
   store_state(state, p.states.final, p.states.final_row(place.sequence), place.head, column);

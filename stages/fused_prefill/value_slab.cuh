@@ -1,5 +1,6 @@
 #pragma once
 
+#include "device/gates.cuh"
 #include "device/mma.cuh"
 #include "device/state_io.cuh"
 #include "fused.cuh"
@@ -33,36 +34,51 @@ using OutputSlab = Slab<2>;
 // ---------------------------------------------------------------------------------------------
 // State in global memory.
 
-/// f(element of the slab, offset from the matrix' first element)
+/// f(element of the slab, offset from the pool's first element)
 template <int N, class F>
 __device__ __forceinline__ void for_each_state_offset(Slab<N>& state,
                                                       const device::StateMatrix& matrix,
                                                       int first_column, F&& f) {
-  state.for_each([&](int v, int k, float& x) {
-    f(x, matrix.offset + k * matrix.k_stride + (first_column + v) * matrix.v_stride);
-  });
+  const int k = device::lane() % 4 * 2;
+  const int v = first_column + device::lane() / 4;
+  std::int64_t offset = matrix.offset + k * matrix.k_stride + v * matrix.v_stride;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f(state.x[n][i], offset + i % 2 * matrix.k_stride + i / 2 * 8 * matrix.v_stride);
+    }
+    offset += 8 * matrix.k_stride;
+    // One octet's offset at a time: all of them at once would not fit beside the state.
+    asm volatile("" : "+l"(offset));
+  }
 }
 
-/// Row `row` of a pool, or zero where it is negative. The type's branch stands outside the loop:
-/// inside it, each element would wait for its own load.
+/// f(matrix.data as a pointer to its type). Outside of the loop over elements: a branch for each
+/// would make it wait for its own load.
+template <class F>
+__device__ __forceinline__ void with_state_type(const device::StateMatrix& matrix, F&& f) {
+  if (matrix.dtype == DType::f32) {
+    f(static_cast<float*>(matrix.data));
+  } else if (matrix.dtype == DType::bf16) {
+    f(static_cast<__nv_bfloat16*>(matrix.data));
+  } else {
+    f(static_cast<__half*>(matrix.data));
+  }
+}
+
+/// Row `row` of a pool, or zero where it is negative.
 template <int N>
 __device__ __forceinline__ void load_state(Slab<N>& state, const device::StatePool& pool,
                                            std::int64_t row, int head, int first_column) {
   state.clear();
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, head);
-  const auto load = [&](const auto* data) {
+  with_state_type(matrix, [&]<class E>(const E* data) {
     for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
       x = static_cast<float>(data[offset]);
     });
-  };
-  if (matrix.dtype == DType::f32) {
-    load(static_cast<const float*>(matrix.data));
-  } else if (matrix.dtype == DType::bf16) {
-    load(static_cast<const __nv_bfloat16*>(matrix.data));
-  } else {
-    load(static_cast<const __half*>(matrix.data));
-  }
+  });
 }
 
 /// To row `row` of a pool; to nowhere where it is negative.
@@ -71,8 +87,10 @@ __device__ __forceinline__ void store_state(Slab<N>& state, const device::StateP
                                             std::int64_t row, int head, int first_column) {
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, head);
-  for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
-    device::store_element(matrix.data, matrix.dtype, offset, x);
+  with_state_type(matrix, [&]<class E>(E* data) {
+    for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
+      data[offset] = static_cast<E>(x);
+    });
   });
 }
 
@@ -111,9 +129,12 @@ __device__ __forceinline__ void attend(const QTile& q, const KTile& k, PTile& p,
     const float gc = gates.gc[i];
     const float2 gc_j = *reinterpret_cast<const float2*>(&gates.gc[j]);
     // The mask comes before the exponential: above the diagonal the difference is positive.
-    x0 = j <= i ? scale * __expf(gc - gc_j.x) * x0 : 0.0F;
-    x1 = j + 1 <= i ? scale * __expf(gc - gc_j.y) * x1 : 0.0F;
-    *reinterpret_cast<std::uint32_t*>(p.at(i, j)) = device::pack<T>(x0, x1);
+    const float log_0 = j <= i ? gc - gc_j.x : 0.0F;
+    const float log_1 = j + 1 <= i ? gc - gc_j.y : 0.0F;
+    x0 *= scale * device::exp2_approximate(log_0 * device::log2_e);
+    x1 *= scale * device::exp2_approximate(log_1 * device::log2_e);
+    *reinterpret_cast<std::uint32_t*>(p.at(i, j)) =
+        device::pack<T>(j <= i ? x0 : 0.0F, j + 1 <= i ? x1 : 0.0F);
   });
 }
 
@@ -156,13 +177,13 @@ __device__ __forceinline__ void multiply_add_slab(OutputSlab& c, const FragmentA
   device::mma_16x8x16<T>(c.x[1], a.x, b_transposed.x[1], b_transposed.x[3]);
 }
 
-/// Columns k to k + 15 of S^T K^T.
-template <class T, class KTile>
-__device__ __forceinline__ void multiply_keys(Slab<8>& product, const FragmentA& state,
-                                              const KTile& k_tile, int k) {
+/// Columns k to k + 15 of S^T times those of K, for the tokens from `first` on.
+template <class T, int N, class KTile>
+__device__ __forceinline__ void multiply_keys(Slab<N>& product, const FragmentA& state,
+                                              const KTile& k_tile, int k, int first = 0) {
 #pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    const FragmentB b = device::load_b_from_rows_of_n(k_tile, k, 8 * n);
+  for (int n = 0; n < N; n += 2) {
+    const FragmentB b = device::load_b_from_rows_of_n(k_tile, k, first + 8 * n);
     device::mma_16x8x16<T>(product.x[n], state.x, b.x[0], b.x[1]);
     device::mma_16x8x16<T>(product.x[n + 1], state.x, b.x[2], b.x[3]);
   }
@@ -172,71 +193,63 @@ struct TokenFragments {
   FragmentA x[token_steps];  ///< 16 value columns x 16 tokens each
 };
 
-/// R^T = beta .* (V^T - gamma .* (S^T K^T)), rounded.
-template <class T, class VTile>
-__device__ __forceinline__ TokenFragments residual(const Slab<8>& product, const VTile& v_tile,
-                                                   int column, const Gates& gates) {
-  TokenFragments r;
+/// R^T = beta .* (V^T - gamma .* (S^T K^T)), rounded: columns 16 `step` of the product, which are
+/// tokens from `token` on.
+template <class T, int N, class VTile>
+__device__ __forceinline__ FragmentA residual(const Slab<N>& product, int step, const VTile& v_tile,
+                                              int column, const Gates& gates, int token) {
+  const FragmentA v = device::load_a_from_rows_of_k(v_tile, column, token);
+  FragmentA r;
 #pragma unroll
-  for (int step = 0; step < token_steps; ++step) {
-    const FragmentA v = device::load_a_from_rows_of_k(v_tile, column, 16 * step);
+  for (int h = 0; h < 2; ++h) {
+    const int at = token + 8 * h + device::lane() % 4 * 2;
+    const float2 gamma = *reinterpret_cast<const float2*>(&gates.gamma[at]);
+    const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[at]);
+    const float(&x)[4] = product.x[2 * step + h];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int token = 16 * step + 8 * h + device::lane() % 4 * 2;
-      const float2 gamma = *reinterpret_cast<const float2*>(&gates.gamma[token]);
-      const float2 beta = *reinterpret_cast<const float2*>(&gates.beta[token]);
-      const float(&x)[4] = product.x[2 * step + h];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const float2 value = device::unpack<T>(v.x[2 * h + j]);
-        r.x[step].x[2 * h + j] = device::pack<T>(beta.x * (value.x - gamma.x * x[2 * j]),
-                                                 beta.y * (value.y - gamma.y * x[2 * j + 1]));
-      }
+    for (int j = 0; j < 2; ++j) {
+      const float2 value = device::unpack<T>(v.x[2 * h + j]);
+      r.x[2 * h + j] = device::pack<T>(beta.x * (value.x - gamma.x * x[2 * j]),
+                                       beta.y * (value.y - gamma.y * x[2 * j + 1]));
     }
   }
   return r;
 }
 
-/// V'^T = R^T A^T; A is lower triangular, so tokens i need the residuals of j <= i alone.
-template <class T, class ATile>
-__device__ __forceinline__ Slab<8> new_values(const TokenFragments& r, const ATile& a_tile) {
-  Slab<8> values;
+/// V'^T = R^T A^T of token steps `First` to `First` + `Steps` - 1; A is lower triangular, so tokens i
+/// need the residuals of j <= i alone.
+template <class T, int First, int Steps, class ATile>
+__device__ __forceinline__ Slab<2 * Steps> new_values(const TokenFragments& r,
+                                                      const ATile& a_tile) {
+  Slab<2 * Steps> values;
   values.clear();
 #pragma unroll
-  for (int j = 0; j < token_steps; ++j) {
+  for (int j = 0; j < First + Steps; ++j) {
 #pragma unroll
-    for (int i = j; i < token_steps; ++i) {
+    for (int i = j < First ? First : j; i < First + Steps; ++i) {
       const FragmentB b = device::load_b_from_rows_of_n(a_tile, 16 * j, 16 * i);
-      device::mma_16x8x16<T>(values.x[2 * i], r.x[j].x, b.x[0], b.x[1]);
-      device::mma_16x8x16<T>(values.x[2 * i + 1], r.x[j].x, b.x[2], b.x[3]);
+      const int n = 2 * (i - First);
+      device::mma_16x8x16<T>(values.x[n], r.x[j].x, b.x[0], b.x[1]);
+      device::mma_16x8x16<T>(values.x[n + 1], r.x[j].x, b.x[2], b.x[3]);
     }
   }
   return values;
 }
 
-template <class T>
-__device__ __forceinline__ TokenFragments rounded(const Slab<8>& values) {
-  TokenFragments fragments;
+/// decay .* V'^T, rounded: columns 16 `step` of the slab, which are tokens from `token` on.
+template <class T, int N>
+__device__ __forceinline__ FragmentA decayed(const Slab<N>& values, int step, const Gates& gates,
+                                             int token) {
+  FragmentA fragment;
 #pragma unroll
-  for (int step = 0; step < token_steps; ++step) {
-    fragments.x[step] = device::to_a<T>(values, 16 * step);
+  for (int h = 0; h < 2; ++h) {
+    const float2 decay =
+        *reinterpret_cast<const float2*>(&gates.decay[token + 8 * h + device::lane() % 4 * 2]);
+    const float(&x)[4] = values.x[2 * step + h];
+    fragment.x[2 * h] = device::pack<T>(decay.x * x[0], decay.y * x[1]);
+    fragment.x[2 * h + 1] = device::pack<T>(decay.x * x[2], decay.y * x[3]);
   }
-  return fragments;
-}
-
-/// decay .* V'^T, rounded.
-template <class T>
-__device__ __forceinline__ TokenFragments decayed(Slab<8> values, const Gates& gates) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const int token = 8 * n + device::lane() % 4 * 2;
-    const float2 decay = *reinterpret_cast<const float2*>(&gates.decay[token]);
-    values.x[n][0] *= decay.x;
-    values.x[n][1] *= decay.y;
-    values.x[n][2] *= decay.x;
-    values.x[n][3] *= decay.y;
-  }
-  return rounded<T>(values);
+  return fragment;
 }
 
 /// S^T <- exp(gc_l) S^T + (decay .* V'^T) K.

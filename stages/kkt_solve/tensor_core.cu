@@ -44,6 +44,7 @@
 #include "device/warp_tril_inverse.cuh"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace gdnflow::stages::kkt_solve {

@@ -1,0 +1,390 @@
+// fused_prefill, fused-128x512: sixteen warps, half of which keep the state and half of which make
+// the output.
+//
+//   R  = beta .* (V - gamma .* (K S))        64 x 128, contracted over d_k      state warps
+//   V' = A R                                 64 x 128, contracted over tokens   state warps
+//   S <- gamma_l S + K^T (decay .* V')       128 x 128                          state warps
+//   P  = scale tril(exp(gc_i - gc_j) Q K^T)  64 x  64, contracted over d_k      output warps
+//   O  = scale gamma .* (Q S) + P V'         64 x 128                           output warps
+//
+//   gamma = exp(gc), decay = exp(gc_l - gc), gc_l that of the chunk's last token
+//
+// The idea over fused-128: of a chunk's products, those that the next chunk waits for (K S, A R and
+// the update) are little more than half. Eight warps do these alone; eight others trail behind with
+// P, Q S and P V'. While one half rounds, scales and waits, the other has products to issue: each of
+// the four schedulers has two warps of either kind.
+//
+//   state warp w: value columns 16 w .. 16 w + 15           output warp u: columns of state warps
+//                                                           2 (u / 2) and the next one, tokens
+//                                                           16 {0, 3} or 16 {1, 2}
+//   --+-- chunk: K, Q, A are here ------------------------------------------+-- all
+//     |   S^T ==> shared             ...............        P ==> shared    |
+//     |-- heads up ---------------------------------------- S^T and P ------|
+//     |   S^T K^T                                           Q S             |
+//     |   R^T  (V)                                          scale gamma     |
+//     |   V'^T  (A) ==> shared                                              |
+//     |-- heads up ---------------------------------------- V' -------------|
+//     |   S^T <- gamma_l S^T + V'^T K                       O += P V' -> o  |
+//   --+-- next chunk -------------------------------------------------------+--
+//
+// State warps never wait inside a chunk: they announce at a named barrier (`arrive`) what output
+// warps wait for (`sync`). S^T and V'^T are handed over as packed fragments, lane to lane: what a
+// state warp's lane has as left operand is what an output warp's lane needs as right operand, so
+// the mailboxes are read and written 16 bytes a lane without conflict.
+//
+// K, Q and A are loaded a chunk ahead into second buffers, V by each state warp for itself into the
+// columns that it has just read. The state is spread over the eight state warps, 64 registers a
+// thread; 128 is all that a thread of 512 can have.
+//
+// At a value tile of 64 (an option) 4 + 4 warps do the same for half a head.
+//
+// At D = 128 a chunk of a block takes 4.13 M multiply-adds (state warps 2.43 M, output warps 1.70 M),
+// 56 KiB of loads, 16 KiB of stores; shared memory moves 0.65 MiB.
+
+#include "device/barrier.cuh"
+#include "device/copy_groups.cuh"
+#include "device/swizzled_tile.cuh"
+#include "fused.cuh"
+#include "value_slab.cuh"
+
+namespace gdnflow::stages::fused_prefill {
+namespace {
+
+// Named barriers; 0 is __syncthreads.
+enum Meeting : int {
+  state_and_scores = 1,  // S^T from the state warps, P among the output warps
+  values_ready,          // V'^T from the state warps
+  next_chunk,            // all warps
+};
+
+template <int D, int Tile>
+struct Config {
+  static constexpr int slabs = Tile / slab_columns;
+  static constexpr int role_threads = 32 * slabs;  // state warps; as many output warps
+  static constexpr int threads = 2 * role_threads;
+  static constexpr int state_steps = D / 16;
+  static_assert(Tile <= D && role_threads >= chunk_rows, "a thread fetches a token's gates");
+};
+
+/// A fragment a lane, 512 bytes a warp.
+struct Mailbox {
+  uint4 lanes[32];
+
+  __device__ __forceinline__ void put(const FragmentA& f) {
+    lanes[device::lane()] = make_uint4(f.x[0], f.x[1], f.x[2], f.x[3]);
+  }
+  __device__ __forceinline__ FragmentA get() const {
+    const uint4 x = lanes[device::lane()];
+    return {{x.x, x.y, x.z, x.w}};
+  }
+};
+
+template <class T, int D, int Tile>
+struct SharedStorage {
+  device::SwizzledTile<T, chunk_rows, D> k[2], q[2];
+  device::SwizzledTile<T, chunk_rows, chunk_rows> a[2];
+  device::SwizzledTile<T, chunk_rows, Tile> v;
+  device::SwizzledTile<T, chunk_rows, chunk_rows> p;
+  Mailbox state[Config<D, Tile>::slabs][Config<D, Tile>::state_steps];
+  Mailbox values[Config<D, Tile>::slabs][token_steps];
+  Gates gates[2];
+};
+static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024, "a block on 163 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024);
+
+template <class T, int D, int Tile>
+struct Block {
+  using Shape = Config<D, Tile>;
+  const Params<T>& p;
+  const Place place;
+  SharedStorage<T, D, Tile>& shared;
+
+  /// The thread's number within its role.
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(threadIdx.x) % Shape::role_threads;
+  }
+  /// The warp's number within its role.
+  __device__ __forceinline__ static int warp() { return device::warp() % Shape::slabs; }
+
+  __device__ __forceinline__ void meet() const {
+    device::named_sync(next_chunk, Shape::threads);
+  }
+  __device__ __forceinline__ void load_qk(const device::Chunk& chunk, int buffer) const {
+    device::load_rows_async<Shape::role_threads>(
+        shared.k[buffer], p.k.row(chunk.first_token, place.qk_head), p.k.token_stride, chunk.tokens,
+        thread());
+    device::load_rows_async<Shape::role_threads>(
+        shared.q[buffer], p.q.row(chunk.first_token, place.qk_head), p.q.token_stride, chunk.tokens,
+        thread());
+  }
+  __device__ __forceinline__ void load_a(const device::Chunk& chunk, int buffer) const {
+    device::load_rows_async<Shape::role_threads>(
+        shared.a[buffer], p.a.row(chunk.first_token, place.head), p.a.token_stride, chunk.tokens,
+        thread());
+  }
+  __device__ __forceinline__ void load_v_slab(const device::Chunk& chunk, int column) const {
+    device::load_columns_async<32, slab_columns>(
+        shared.v, column, p.v.row(chunk.first_token, place.head) + place.column + column,
+        p.v.token_stride, chunk.tokens, device::lane());
+  }
+};
+
+// ---------------------------------------------------------------------------------------------
+// State warps.
+
+// Half of the tokens at a time, the later half first: beside S there is no room for all of S^T K^T
+// and R^T, nor for all of V'^T and R^T.
+
+/// R^T of token steps `First` and `First` + 1. The state's fragments come back from the mailbox, for
+/// the same reason.
+template <class T, int First, int Steps, class KTile, class VTile>
+__device__ __forceinline__ void make_residual(const Mailbox (&state)[Steps], const KTile& k_tile,
+                                              const VTile& v_tile, int column, const Gates& gates,
+                                              TokenFragments& r) {
+  Slab<4> product;
+  product.clear();
+#pragma unroll
+  for (int k = 0; k < Steps; ++k) {
+    multiply_keys<T>(product, state[k].get(), k_tile, 16 * k, 16 * First);
+  }
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const int token = 16 * (First + step);
+    r.x[First + step] = residual<T>(product, step, v_tile, column, gates, token);
+  }
+}
+
+/// V'^T of token steps `First` and `First` + 1, to the mailbox, and its decayed form.
+template <class T, int First, class ATile>
+__device__ __forceinline__ void make_values(const TokenFragments& r, const ATile& a_tile,
+                                            const Gates& gates, Mailbox (&mailbox)[token_steps],
+                                            TokenFragments& v_decayed) {
+  const Slab<4> values = new_values<T, First, 2>(r, a_tile);
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    mailbox[First + step].put(device::to_a<T>(values, 16 * step));
+    v_decayed.x[First + step] = decayed<T>(values, step, gates, 16 * (First + step));
+  }
+}
+
+/// Chunk `index`. On entry its A has landed and its V is the latest copy group; on return the same
+/// is on its way for the next chunk.
+template <class T, int D, int Tile>
+__device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, int index, int buffer,
+                                              Slab<D / 8>& state) {
+  using Shape = Config<D, Tile>;
+  auto& shared = block.shared;
+  const Gates& gates = shared.gates[buffer];
+  const auto& k_tile = shared.k[buffer];
+  const int warp = Block<T, D, Tile>::warp();
+  const int column = warp * slab_columns;
+  const device::Chunk next = chunk_at(block.p, block.place, index + 1);
+
+#pragma unroll
+  for (int k = 0; k < D; k += 16) shared.state[warp][k / 16].put(device::to_a<T>(state, k));
+  device::named_arrive(state_and_scores, Shape::threads);
+
+  device::wait_for_copy_groups<0>();
+  __syncwarp();  // this warp's columns of V are here
+  TokenFragments r;
+  make_residual<T, 2>(shared.state[warp], k_tile, shared.v, column, gates, r);
+  make_residual<T, 0>(shared.state[warp], k_tile, shared.v, column, gates, r);
+  __syncwarp();  // and have been read
+  if (next.tokens > 0) block.load_a(next, buffer ^ 1);
+  device::close_copy_group();
+  if (next.tokens > 0) block.load_v_slab(next, column);
+  device::close_copy_group();
+
+  TokenFragments v_decayed;
+  make_values<T, 2>(r, shared.a[buffer], gates, shared.values[warp], v_decayed);
+  make_values<T, 0>(r, shared.a[buffer], gates, shared.values[warp], v_decayed);
+  device::named_arrive(values_ready, Shape::threads);
+  update_state<T, D>(state, v_decayed, k_tile, gates);
+}
+
+template <class T, int D, int Tile>
+__device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
+  const Place& place = block.place;
+  const device::StatePorts& states = block.p.states;
+  const int slab = Block<T, D, Tile>::warp() * slab_columns;
+  const int column = place.column + slab;
+  if (const device::Chunk first = chunk_at(block.p, place, place.begin); first.tokens > 0) {
+    block.load_a(first, 0);
+    device::close_copy_group();
+    block.load_v_slab(first, slab);
+    device::close_copy_group();
+  }
+  Slab<D / 8> state;
+  load_state(state, states.initial, states.initial_row(place.sequence), place.head, column);
+  for (int index = place.begin; index < place.end; ++index) {
+    device::wait_for_copy_groups<1>();  // A, for all; V may still be on its way
+    block.meet();
+    advance_state(block, index, (index - place.begin) & 1, state);
+    if (states.checkpoint_interval > 0) {
+      store_state(state, states.checkpoints, checkpoint_row_at(block.p, place, index), place.head,
+                  column);
+    }
+  }
+  store_state(state, states.final, states.final_row(place.sequence), place.head, column);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Output warps.
+
+/// Q S of two token tiles and two slabs: o[token tile][slab].
+using OutputTiles = OutputSlab[2][2];
+
+/// O += P V' for token tiles `Half` and 3 - `Half`.
+template <class T, int Half, class PTile, class Values>
+__device__ __forceinline__ void add_values(OutputTiles& o, const PTile& p, const Values& values,
+                                           int first_slab) {
+#pragma unroll
+  for (int j = 0; j < 4 - Half; ++j) {
+    const FragmentA v[2] = {values[first_slab][j].get(), values[first_slab + 1][j].get()};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int m = i == 0 ? Half : 3 - Half;
+      if (j > m) continue;
+      const FragmentA a = device::load_a(p, 16 * m, 16 * j);
+      multiply_add_slab<T>(o[i][0], a, v[0]);
+      multiply_add_slab<T>(o[i][1], a, v[1]);
+    }
+  }
+}
+
+/// Chunk in `buffer`. On return K, Q and the gates of `next` are on their way.
+template <class T, int D, int Tile>
+__device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
+                                             const device::Chunk& chunk, const device::Chunk& next,
+                                             int buffer) {
+  using Shape = Config<D, Tile>;
+  const int thread = Block<T, D, Tile>::thread();
+  const int warp = Block<T, D, Tile>::warp();
+  auto& shared = block.shared;
+  const Gates& gates = shared.gates[buffer];
+  const auto& q_tile = shared.q[buffer];
+  if (next.tokens > 0) block.load_qk(next, buffer ^ 1);
+  device::close_copy_group();
+  TokenGates next_gates{};
+  if (thread < chunk_rows) next_gates.fetch(block.p, block.place, next, thread);
+
+  attend_jobs<T, D, Shape::slabs>(q_tile, shared.k[buffer], shared.p, gates, block.p.scale, warp);
+  device::named_sync(state_and_scores, Shape::threads);
+
+  const int first_slab = warp / 2 * 2;
+  const int half = warp % 2;
+  const int first_token[2] = {16 * half, 48 - 16 * half};
+  OutputTiles o;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    o[i][0].clear();
+    o[i][1].clear();
+  }
+#pragma unroll
+  for (int k = 0; k < D; k += 16) {
+    const FragmentA s[2] = {shared.state[first_slab][k / 16].get(),
+                            shared.state[first_slab + 1][k / 16].get()};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const FragmentA a = device::load_a(q_tile, first_token[i], k);
+      multiply_add_slab<T>(o[i][0], a, s[0]);
+      multiply_add_slab<T>(o[i][1], a, s[1]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    scale_output(o[i][0], gates, block.p.scale, first_token[i]);
+    scale_output(o[i][1], gates, block.p.scale, first_token[i]);
+  }
+  device::named_sync(values_ready, Shape::threads);
+  if (half == 0) {
+    add_values<T, 0>(o, shared.p, shared.values, first_slab);
+  } else {
+    add_values<T, 1>(o, shared.p, shared.values, first_slab);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      store_output(o[i][s], block.p, block.place, chunk, first_token[i],
+                   (first_slab + s) * slab_columns);
+    }
+  }
+  if (thread < chunk_rows) next_gates.store(shared.gates[buffer ^ 1], thread);
+}
+
+template <class T, int D, int Tile>
+__device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
+  const Place& place = block.place;
+  const int thread = Block<T, D, Tile>::thread();
+  device::Chunk chunk = chunk_at(block.p, place, place.begin);
+  device::Chunk next = chunk_at(block.p, place, place.begin + 1);
+  if (chunk.tokens > 0) {
+    block.load_qk(chunk, 0);
+    device::close_copy_group();
+    if (thread < chunk_rows) {
+      TokenGates gates{};
+      gates.fetch(block.p, place, chunk, thread);
+      gates.store(block.shared.gates[0], thread);
+    }
+  }
+  for (int index = place.begin; index < place.end; ++index) {
+    const device::Chunk after = chunk_at(block.p, place, index + 2);
+    device::wait_for_copy_groups<0>();
+    block.meet();
+    output_chunk(block, chunk, next, (index - place.begin) & 1);
+    chunk = next;
+    next = after;
+  }
+}
+
+template <class T, int D, int Tile>
+__global__ void __launch_bounds__(Config<D, Tile>::threads, 1)
+    fused_128x512_kernel(const __grid_constant__ Params<T> p) {
+  auto& shared = device::dynamic_shared<SharedStorage<T, D, Tile>>();
+  const Block<T, D, Tile> block{p, place_of_block<D, Tile>(p), shared};
+  if (device::warp() < Config<D, Tile>::slabs) {
+    keep_state(block);
+  } else {
+    make_output(block);
+  }
+}
+
+/// Bytes of a block at a value tile; the same for both types.
+std::uint32_t shared_bytes(const Problem& problem, int tile) {
+  if (problem.v_dim == 64) return sizeof(SharedStorage<__half, 64, 64>);
+  return tile == 64 ? sizeof(SharedStorage<__half, 128, 64>)
+                    : sizeof(SharedStorage<__half, 128, 128>);
+}
+
+Support supports(const VariantQuery& query) {
+  const int tile = value_tile(query);
+  return supports_fused(query, tile, shared_bytes(query.problem, tile));
+}
+
+void steps(const StageCall& call, StepList& out) {
+  const VariantQuery query{call.problem, call.capacity, call.device, call.options};
+  with_fused_kernel(query, [&]<class T, int D, int Tile>() {
+    out.push_back(kernel_step<Params<T>>("fused_prefill", fused_128x512_kernel<T, D, Tile>,
+                                         grid_of(block_count(query, Tile)),
+                                         {Config<D, Tile>::threads},
+                                         shared_bytes(call.problem, Tile), Params<T>(call)));
+  });
+}
+
+}  // namespace
+
+Variant fused_128x512() {
+  Variant variant;
+  variant.id = "fused-128x512";
+  variant.description = "sixteen warps a head: eight keep the state, eight make the output";
+  variant.target = DeviceType::cuda;
+  variant.options = {value_tile_option()};
+  variant.supports = supports;
+  variant.working_type = activation_type;
+  variant.accepts = accepts_fused;
+  variant.steps = steps;
+  return variant;
+}
+
+}  // namespace gdnflow::stages::fused_prefill
