@@ -22,13 +22,33 @@ constexpr int columns_per_block = 16;
 constexpr int threads = 32 * columns_per_block;
 constexpr int tile_tokens = 8;
 
+// A tensor of any floating type and at least two dimensions, the outer two by stride.
+struct Input {
+  const void* data = nullptr;
+  DType type = DType::f32;
+  std::int64_t outer_stride = 0;  // elements
+  std::int64_t head_stride = 0;
+
+  Input() = default;
+  explicit Input(const TensorView& view)
+      : data(view.data),
+        type(view.dtype),
+        outer_stride(view.strides[0]),
+        head_stride(view.strides[1]) {}
+
+  __device__ double at(std::int64_t outer, std::int64_t head, std::int64_t offset) const {
+    return load_element(data, type, outer * outer_stride + head * head_stride + offset);
+  }
+};
+
 struct Params {
-  TensorView q, k, v, g, beta, initial_state;
-  const std::int64_t* cu_seqlens;  // [N+1]
-  double* o;                       // [T, Hv, Dv]
-  double* final_state;             // [N, Hv, r, c] or null
-  std::int64_t items;              // N * Hv * slices
-  std::int32_t slices;             // blocks that share a head's columns
+  Input q, k, v, g, beta, initial_state;
+  std::int64_t initial_row_stride;  // elements
+  const std::int64_t* cu_seqlens;   // [N+1]
+  double* o;                        // [T, Hv, Dv]
+  double* final_state;              // [N, Hv, r, c] or null
+  std::int64_t items;               // N * Hv * slices
+  std::int32_t slices;              // blocks that share a head's columns
   std::int32_t qk_heads, v_heads, qk_dim, v_dim;
   bool interleaved_heads, vk, qk_norm;
   double scale;
@@ -43,26 +63,23 @@ __device__ double sum_of_warp(double x) {
 
 // The row of q or k at a token, normalised if asked, by one warp.
 template <int RowsPerLane>
-__device__ void stage_row(const TensorView& view, std::int64_t token, int head, int dim, bool norm,
+__device__ void stage_row(const Input& input, std::int64_t token, int head, int dim, bool norm,
                           double* out) {
-  const std::int64_t offset = token * view.strides[0] + head * view.strides[1];
   const int lane = threadIdx.x % 32;
   double x[RowsPerLane];
   double squares = 0;
   for (int i = 0; i < RowsPerLane; ++i) {
     const int row = lane + 32 * i;
-    x[i] = row < dim ? static_cast<double>(load_element(view.data, view.dtype, offset + row)) : 0;
+    x[i] = row < dim ? input.at(token, head, row) : 0;
     squares += x[i] * x[i];
   }
   const double root = norm ? sqrt(sum_of_warp(squares) + 1e-6) : 1;
   for (int i = 0; i < RowsPerLane; ++i) out[lane + 32 * i] = norm ? x[i] / root : x[i];
 }
 
-// Where element (row, column) of a state [N, Hv, r, c] lies, in elements from its head's start.
-__device__ std::int64_t state_offset(const Params& p, int row, int column, std::int64_t row_stride,
-                                     std::int64_t column_stride) {
-  return p.vk ? column * row_stride + row * column_stride
-              : row * row_stride + column * column_stride;
+// Where element (row of d_k, column of d_v) lies in a state of either layout.
+__device__ std::int64_t state_offset(bool vk, int row, int column, std::int64_t stride) {
+  return vk ? column * stride + row : row * stride + column;
 }
 
 template <int RowsPerLane>
@@ -85,13 +102,11 @@ __device__ void run_item(const Params& p, std::int64_t item) {
 
   double s[RowsPerLane] = {};
   if (active && p.initial_state.data != nullptr) {
-    const TensorView& view = p.initial_state;
-    const std::int64_t base = sequence * view.strides[0] + head * view.strides[1];
     for (int i = 0; i < RowsPerLane; ++i) {
       const int row = lane + 32 * i;
       if (row < p.qk_dim) {
-        s[i] = load_element(view.data, view.dtype,
-                            base + state_offset(p, row, column, view.strides[2], view.strides[3]));
+        s[i] = p.initial_state.at(sequence, head,
+                                  state_offset(p.vk, row, column, p.initial_row_stride));
       }
     }
   }
@@ -112,17 +127,12 @@ __device__ void run_item(const Params& p, std::int64_t item) {
       const int t = i / columns_per_block;
       const int c = i % columns_per_block;
       if (first_column + c < p.v_dim) {
-        v[t][c] =
-            load_element(p.v.data, p.v.dtype,
-                         (tile + t) * p.v.strides[0] + head * p.v.strides[1] + first_column + c);
+        v[t][c] = p.v.at(tile + t, head, first_column + c);
       }
     }
     if (threadIdx.x < count) {
-      const std::int64_t t = tile + threadIdx.x;
-      alpha[threadIdx.x] = exp(
-          static_cast<double>(p.g.as<const float>()[t * p.g.strides[0] + head * p.g.strides[1]]));
-      beta[threadIdx.x] =
-          p.beta.as<const float>()[t * p.beta.strides[0] + head * p.beta.strides[1]];
+      alpha[threadIdx.x] = exp(p.g.at(tile + threadIdx.x, head, 0));
+      beta[threadIdx.x] = p.beta.at(tile + threadIdx.x, head, 0);
     }
     __syncthreads();
     if (!active) continue;
@@ -150,7 +160,7 @@ __device__ void run_item(const Params& p, std::int64_t item) {
                   (sequence * p.v_heads + head) * (static_cast<std::int64_t>(p.qk_dim) * p.v_dim);
     for (int i = 0; i < RowsPerLane; ++i) {
       const int row = lane + 32 * i;
-      if (row < p.qk_dim) out[state_offset(p, row, column, p.vk ? p.qk_dim : p.v_dim, 1)] = s[i];
+      if (row < p.qk_dim) out[state_offset(p.vk, row, column, p.vk ? p.qk_dim : p.v_dim)] = s[i];
     }
   }
 }
@@ -196,12 +206,13 @@ void oracle(const Problem& problem, const OracleInputs& inputs, const OracleShap
                                cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
     Params p{};
-    p.q = inputs.q;
-    p.k = inputs.k;
-    p.v = inputs.v;
-    p.g = inputs.g;
-    p.beta = inputs.beta;
-    p.initial_state = inputs.initial_state;
+    p.q = Input(inputs.q);
+    p.k = Input(inputs.k);
+    p.v = Input(inputs.v);
+    p.g = Input(inputs.g);
+    p.beta = Input(inputs.beta);
+    p.initial_state = Input(inputs.initial_state);
+    p.initial_row_stride = inputs.initial_state.strides[2];
     p.cu_seqlens = static_cast<const std::int64_t*>(offsets.data());
     p.o = o;
     p.final_state = final_state;
