@@ -2,19 +2,18 @@
 // head: gc the prefix sum of g in the chunk, 64 tokens, both factors <= 1 in size for g <= 0 and
 // normalised keys.
 //
-//      k [64, D]                 A tile is a chunk and a q/k head. A block takes tiles in turn,
-//      with
-//     +---------+                a warp for each value head of the group (at most 8; a larger group
-//     |         | K K^T          takes more rounds).
-//     +---------+
-//          |   ten 16x16 blocks on and below the diagonal, by all warps
-//          v
-//     [ 0 1      ]  G, fp32, in shared memory in the order in which accumulators lie
-//     [ 2 3 4 .. ]
-//       |   |   |   a warp a value head, alone from here on:
-//       v   v   v     N = gates .* G in registers, as each block is wanted
-//      A_h A_h+1 ..   16x16 inverses by substitution, merges 16 -> 32 -> 64 (warp_tril_inverse.cuh)
-//                     rounded blocks to shared memory, rows of 128 bytes to global memory
+//   k [64, D]               A tile is a chunk and a q/k head. A block takes tiles in turn, with a
+//  +---------+              warp a value head of the group (at most 8; a larger group takes more
+//  |         |              rounds).
+//  +---------+
+//       |  K K^T: ten 16x16 blocks on and below the diagonal, dealt to all warps
+//       v
+//   G, fp32                 in shared memory, in the order in which accumulators lie
+//    |    |    |            from here on a warp a value head, by itself:
+//    v    v    v            N = gates .* G in registers, each block when it is wanted
+//   A_h  A_h+1 ...          16x16 inverses by substitution, merges 16 -> 32 -> 64
+//                           (warp_tril_inverse.cuh); rounded blocks to shared memory, rows of 128
+//                           bytes to global memory
 //
 // What is computed of G is its upper half, blocks (j, i) with j <= i: an accumulator's rows are
 // then columns of N, which is how both the substitution and the merges want N. G is symmetric, so
