@@ -27,10 +27,10 @@ struct Tile {
   }
 };
 
-/// A kernel's dynamic shared memory.
+/// A kernel's dynamic shared memory, aligned for tiles of any kind.
 template <class Storage>
 __device__ __forceinline__ Storage& dynamic_shared() {
-  extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[];
+  extern __shared__ __align__(128) unsigned char dynamic_shared_bytes[];
   return *reinterpret_cast<Storage*>(dynamic_shared_bytes);
 }
 

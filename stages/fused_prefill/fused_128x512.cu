@@ -32,8 +32,8 @@
 // state warp's lane has as left operand is what an output warp's lane needs as right operand, so
 // the mailboxes are read and written 16 bytes a lane without conflict.
 //
-// K, Q and A are loaded a chunk ahead into second buffers, V by each state warp for itself into the
-// columns that it has just read. The state is spread over the eight state warps, 64 registers a
+// K, Q and A are loaded a chunk ahead into second buffers by the output warps, V by each state warp
+// for itself into the columns that it has just read. The state is spread over the eight state warps, 64 registers a
 // thread; 128 is all that a thread of 512 can have.
 //
 // At a value tile of 64 (an option) 4 + 4 warps do the same for half a head.
@@ -88,16 +88,17 @@ struct SharedStorage {
   Mailbox state[Config<D, Tile>::slabs][Config<D, Tile>::state_steps];
   Mailbox values[Config<D, Tile>::slabs][token_steps];
   Gates gates[2];
+  Place place;  // read where it is needed: a state warp has no register to spare
 };
-static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024, "a block on 163 KiB");
-static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024);
+static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024 + 128, "a block on 163 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024 + 128);
 
 template <class T, int D, int Tile>
 struct Block {
   using Shape = Config<D, Tile>;
   const Params<T>& p;
-  const Place place;
   SharedStorage<T, D, Tile>& shared;
+  const Place& place;
 
   /// The thread's number within its role.
   __device__ __forceinline__ static int thread() {
@@ -109,19 +110,18 @@ struct Block {
   __device__ __forceinline__ void meet() const {
     device::named_sync(next_chunk, Shape::threads);
   }
-  __device__ __forceinline__ void load_qk(const device::Chunk& chunk, int buffer) const {
-    device::load_rows_async<Shape::role_threads>(
-        shared.k[buffer], p.k.row(chunk.first_token, place.qk_head), p.k.token_stride, chunk.tokens,
-        thread());
-    device::load_rows_async<Shape::role_threads>(
-        shared.q[buffer], p.q.row(chunk.first_token, place.qk_head), p.q.token_stride, chunk.tokens,
-        thread());
+  /// Q, K and A, by the output warps.
+  __device__ __forceinline__ void load_tiles(const device::Chunk& chunk, int buffer) const {
+    constexpr int threads = Shape::role_threads;
+    const std::int64_t token = chunk.first_token;
+    device::load_rows_async<threads>(shared.k[buffer], p.k.row(token, place.qk_head),
+                                     p.k.token_stride, chunk.tokens, thread());
+    device::load_rows_async<threads>(shared.q[buffer], p.q.row(token, place.qk_head),
+                                     p.q.token_stride, chunk.tokens, thread());
+    device::load_rows_async<threads>(shared.a[buffer], p.a.row(token, place.head),
+                                     p.a.token_stride, chunk.tokens, thread());
   }
-  __device__ __forceinline__ void load_a(const device::Chunk& chunk, int buffer) const {
-    device::load_rows_async<Shape::role_threads>(
-        shared.a[buffer], p.a.row(chunk.first_token, place.head), p.a.token_stride, chunk.tokens,
-        thread());
-  }
+  /// A state warp's columns of V.
   __device__ __forceinline__ void load_v_slab(const device::Chunk& chunk, int column) const {
     device::load_columns_async<32, slab_columns>(
         shared.v, column, p.v.row(chunk.first_token, place.head) + place.column + column,
@@ -132,34 +132,14 @@ struct Block {
 // ---------------------------------------------------------------------------------------------
 // State warps.
 
-// Half of the tokens at a time, the later half first: beside S there is no room for all of S^T K^T
-// and R^T, nor for all of V'^T and R^T.
-
-/// R^T of token steps `First` and `First` + 1. The state's fragments come back from the mailbox, for
-/// the same reason.
-template <class T, int First, int Steps, class KTile, class VTile>
-__device__ __forceinline__ void make_residual(const Mailbox (&state)[Steps], const KTile& k_tile,
-                                              const VTile& v_tile, int column, const Gates& gates,
-                                              TokenFragments& r) {
-  Slab<4> product;
-  product.clear();
-#pragma unroll
-  for (int k = 0; k < Steps; ++k) {
-    multiply_keys<T>(product, state[k].get(), k_tile, 16 * k, 16 * First);
-  }
-#pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    const int token = 16 * (First + step);
-    r.x[First + step] = residual<T>(product, step, v_tile, column, gates, token);
-  }
-}
-
-/// V'^T of token steps `First` and `First` + 1, to the mailbox, and its decayed form.
-template <class T, int First, class ATile>
-__device__ __forceinline__ void make_values(const TokenFragments& r, const ATile& a_tile,
+/// V'^T of token steps `First` and `First` + 1, to the mailbox, and its decayed form. Half of the tokens
+/// at a time, the later half first: beside S and R^T there is no room for all of V'^T.
+template <class T, int First>
+__device__ __forceinline__ void make_values(const TokenFragments& r,
+                                            const MatrixCursor<chunk_rows>& inverse,
                                             const Gates& gates, Mailbox (&mailbox)[token_steps],
                                             TokenFragments& v_decayed) {
-  const Slab<4> values = new_values<T, First, 2>(r, a_tile);
+  const Slab<4> values = new_values<T, First, 2>(r, inverse);
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     mailbox[First + step].put(device::to_a<T>(values, 16 * step));
@@ -167,8 +147,8 @@ __device__ __forceinline__ void make_values(const TokenFragments& r, const ATile
   }
 }
 
-/// Chunk `index`. On entry its A has landed and its V is the latest copy group; on return the same
-/// is on its way for the next chunk.
+/// Chunk `index`. On entry this warp's columns of V are on their way, on return those of the next
+/// chunk are.
 template <class T, int D, int Tile>
 __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, int index, int buffer,
                                               Slab<D / 8>& state) {
@@ -178,27 +158,37 @@ __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, in
   const auto& k_tile = shared.k[buffer];
   const int warp = Block<T, D, Tile>::warp();
   const int column = warp * slab_columns;
-  const device::Chunk next = chunk_at(block.p, block.place, index + 1);
 
 #pragma unroll
   for (int k = 0; k < D; k += 16) shared.state[warp][k / 16].put(device::to_a<T>(state, k));
   device::named_arrive(state_and_scores, Shape::threads);
 
+  const MatrixCursor keys(k_tile, MatrixOrder::right_down);
+  Slab<8> product;
+  product.clear();
+#pragma unroll
+  for (int k = 0; k < D; k += 16) {
+    // Back from the mailbox: all packed fragments beside S would not fit in 128 registers.
+    multiply_keys<T>(product, shared.state[warp][k / 16].get(), keys, k);
+  }
   device::wait_for_copy_groups<0>();
   __syncwarp();  // this warp's columns of V are here
+  const MatrixCursor v_slab(shared.v, MatrixOrder::right_down, 0, column);
   TokenFragments r;
-  make_residual<T, 2>(shared.state[warp], k_tile, shared.v, column, gates, r);
-  make_residual<T, 0>(shared.state[warp], k_tile, shared.v, column, gates, r);
-  __syncwarp();  // and have been read
-  if (next.tokens > 0) block.load_a(next, buffer ^ 1);
-  device::close_copy_group();
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+    r.x[step] = residual<T>(product, step, v_slab, gates, 16 * step);
+  }
+
+  const device::Chunk next = chunk_at(block.p, block.place, index + 1);
+  const MatrixCursor inverse(shared.a[buffer], MatrixOrder::right_down);
+  TokenFragments v_decayed;
+  make_values<T, 2>(r, inverse, gates, shared.values[warp], v_decayed);
+  make_values<T, 0>(r, inverse, gates, shared.values[warp], v_decayed);
+  device::named_arrive(values_ready, Shape::threads);
+  __syncwarp();  // V has been read
   if (next.tokens > 0) block.load_v_slab(next, column);
   device::close_copy_group();
-
-  TokenFragments v_decayed;
-  make_values<T, 2>(r, shared.a[buffer], gates, shared.values[warp], v_decayed);
-  make_values<T, 0>(r, shared.a[buffer], gates, shared.values[warp], v_decayed);
-  device::named_arrive(values_ready, Shape::threads);
   update_state<T, D>(state, v_decayed, k_tile, gates);
 }
 
@@ -209,15 +199,12 @@ __device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
   const int slab = Block<T, D, Tile>::warp() * slab_columns;
   const int column = place.column + slab;
   if (const device::Chunk first = chunk_at(block.p, place, place.begin); first.tokens > 0) {
-    block.load_a(first, 0);
-    device::close_copy_group();
     block.load_v_slab(first, slab);
     device::close_copy_group();
   }
   Slab<D / 8> state;
   load_state(state, states.initial, states.initial_row(place.sequence), place.head, column);
   for (int index = place.begin; index < place.end; ++index) {
-    device::wait_for_copy_groups<1>();  // A, for all; V may still be on its way
     block.meet();
     advance_state(block, index, (index - place.begin) & 1, state);
     if (states.checkpoint_interval > 0) {
@@ -235,8 +222,9 @@ __device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
 using OutputTiles = OutputSlab[2][2];
 
 /// O += P V' for token tiles `Half` and 3 - `Half`.
-template <class T, int Half, class PTile, class Values>
-__device__ __forceinline__ void add_values(OutputTiles& o, const PTile& p, const Values& values,
+template <class T, int Half, class Values>
+__device__ __forceinline__ void add_values(OutputTiles& o, const MatrixCursor<chunk_rows>& scores,
+                                           const Values& values,
                                            int first_slab) {
 #pragma unroll
   for (int j = 0; j < 4 - Half; ++j) {
@@ -245,7 +233,7 @@ __device__ __forceinline__ void add_values(OutputTiles& o, const PTile& p, const
     for (int i = 0; i < 2; ++i) {
       const int m = i == 0 ? Half : 3 - Half;
       if (j > m) continue;
-      const FragmentA a = device::load_a(p, 16 * m, 16 * j);
+      const auto a = load<FragmentA>(scores, 16 * m, 16 * j);
       multiply_add_slab<T>(o[i][0], a, v[0]);
       multiply_add_slab<T>(o[i][1], a, v[1]);
     }
@@ -263,7 +251,7 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
   auto& shared = block.shared;
   const Gates& gates = shared.gates[buffer];
   const auto& q_tile = shared.q[buffer];
-  if (next.tokens > 0) block.load_qk(next, buffer ^ 1);
+  if (next.tokens > 0) block.load_tiles(next, buffer ^ 1);
   device::close_copy_group();
   TokenGates next_gates{};
   if (thread < chunk_rows) next_gates.fetch(block.p, block.place, next, thread);
@@ -274,6 +262,7 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
   const int first_slab = warp / 2 * 2;
   const int half = warp % 2;
   const int first_token[2] = {16 * half, 48 - 16 * half};
+  const MatrixCursor queries(q_tile, MatrixOrder::down_right);
   OutputTiles o;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -286,7 +275,7 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
                             shared.state[first_slab + 1][k / 16].get()};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const FragmentA a = device::load_a(q_tile, first_token[i], k);
+      const auto a = load<FragmentA>(queries, first_token[i], k);
       multiply_add_slab<T>(o[i][0], a, s[0]);
       multiply_add_slab<T>(o[i][1], a, s[1]);
     }
@@ -297,10 +286,11 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
     scale_output(o[i][1], gates, block.p.scale, first_token[i]);
   }
   device::named_sync(values_ready, Shape::threads);
+  const MatrixCursor scores(shared.p, MatrixOrder::down_right);
   if (half == 0) {
-    add_values<T, 0>(o, shared.p, shared.values, first_slab);
+    add_values<T, 0>(o, scores, shared.values, first_slab);
   } else {
-    add_values<T, 1>(o, shared.p, shared.values, first_slab);
+    add_values<T, 1>(o, scores, shared.values, first_slab);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -320,7 +310,7 @@ __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
   device::Chunk chunk = chunk_at(block.p, place, place.begin);
   device::Chunk next = chunk_at(block.p, place, place.begin + 1);
   if (chunk.tokens > 0) {
-    block.load_qk(chunk, 0);
+    block.load_tiles(chunk, 0);
     device::close_copy_group();
     if (thread < chunk_rows) {
       TokenGates gates{};
@@ -342,7 +332,9 @@ template <class T, int D, int Tile>
 __global__ void __launch_bounds__(Config<D, Tile>::threads, 1)
     fused_128x512_kernel(const __grid_constant__ Params<T> p) {
   auto& shared = device::dynamic_shared<SharedStorage<T, D, Tile>>();
-  const Block<T, D, Tile> block{p, place_of_block<D, Tile>(p), shared};
+  if (threadIdx.x == 0) shared.place = place_of_block<D, Tile>(p);
+  __syncthreads();
+  const Block<T, D, Tile> block{p, shared, shared.place};
   if (device::warp() < Config<D, Tile>::slabs) {
     keep_state(block);
   } else {

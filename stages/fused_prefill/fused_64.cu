@@ -89,6 +89,8 @@ __device__ __forceinline__ void compute_chunk(const Params<T>& p, const Place& p
   __syncthreads();  // K, Q and gates
 
   attend_jobs<T, D, warps>(shared.q, shared.k, shared.p, gates, p.scale, device::warp());
+  const MatrixCursor keys(shared.k, MatrixOrder::right_down);
+  const MatrixCursor queries(shared.q, MatrixOrder::down_right);
   Slab<8> product;
   product.clear();
   OutputSlab o[token_steps];
@@ -97,21 +99,23 @@ __device__ __forceinline__ void compute_chunk(const Params<T>& p, const Place& p
 #pragma unroll
   for (int k = 0; k < D; k += 16) {
     const FragmentA s = device::to_a<T>(state, k);
-    multiply_keys<T>(product, s, shared.k, k);
+    multiply_keys<T>(product, s, keys, k);
 #pragma unroll
     for (int m = 0; m < token_steps; ++m) {
-      multiply_add_slab<T>(o[m], device::load_a(shared.q, 16 * m, k), s);
+      multiply_add_slab<T>(o[m], load<FragmentA>(queries, 16 * m, k), s);
     }
   }
   device::wait_for_copy_groups<0>();
   __syncthreads();  // P, V and A
 
+  const MatrixCursor v_slab(shared.v, MatrixOrder::right_down, 0, column);
   TokenFragments r;
 #pragma unroll
   for (int step = 0; step < token_steps; ++step) {
-    r.x[step] = residual<T>(product, step, shared.v, column, gates, 16 * step);
+    r.x[step] = residual<T>(product, step, v_slab, gates, 16 * step);
   }
-  const Slab<8> values = new_values<T, 0, token_steps>(r, shared.a);
+  const MatrixCursor inverse(shared.a, MatrixOrder::right_down);
+  const Slab<8> values = new_values<T, 0, token_steps>(r, inverse);
   TokenFragments v_new;
   TokenFragments v_decayed;
 #pragma unroll
@@ -119,12 +123,13 @@ __device__ __forceinline__ void compute_chunk(const Params<T>& p, const Place& p
     v_new.x[step] = device::to_a<T>(values, 16 * step);
     v_decayed.x[step] = decayed<T>(values, step, gates, 16 * step);
   }
+  const MatrixCursor scores(shared.p, MatrixOrder::down_right);
 #pragma unroll
   for (int m = 0; m < token_steps; ++m) {
     scale_output(o[m], gates, p.scale, 16 * m);
 #pragma unroll
     for (int j = 0; j <= m; ++j) {
-      multiply_add_slab<T>(o[m], device::load_a(shared.p, 16 * m, 16 * j), v_new.x[j]);
+      multiply_add_slab<T>(o[m], load<FragmentA>(scores, 16 * m, 16 * j), v_new.x[j]);
     }
     store_output(o[m], p, place, chunk, 16 * m, column);
   }

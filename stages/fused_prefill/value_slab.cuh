@@ -3,6 +3,7 @@
 #include "device/gates.cuh"
 #include "device/mma.cuh"
 #include "device/state_io.cuh"
+#include "device/swizzled_tile.cuh"
 #include "fused.cuh"
 
 #include <cstdint>
@@ -23,10 +24,29 @@ namespace gdnflow::stages::fused_prefill {
 
 using device::FragmentA;
 using device::FragmentB;
+using device::MatrixCursor;
+using device::MatrixOrder;
 using device::Slab;
+using device::SwizzledTile;
 
 constexpr int slab_columns = 16;
 constexpr int token_steps = chunk_rows / 16;
+
+/// An operand from the block at (`row`, `column`) of a cursor's tile.
+template <class Fragment, int Columns>
+__device__ __forceinline__ Fragment load(const MatrixCursor<Columns>& cursor, int row, int column) {
+  Fragment fragment;
+  device::load_matrix_x4(fragment.x, cursor.at(row, column));
+  return fragment;
+}
+/// The same of the block's transposed matrices.
+template <class Fragment, int Columns>
+__device__ __forceinline__ Fragment load_transposed(const MatrixCursor<Columns>& cursor, int row,
+                                                    int column) {
+  Fragment fragment;
+  device::load_matrix_x4_transposed(fragment.x, cursor.at(row, column));
+  return fragment;
+}
 
 /// Q S, P V' and O of a slab, not transposed: 16 tokens m, its two octets of value columns.
 using OutputSlab = Slab<2>;
@@ -97,28 +117,20 @@ __device__ __forceinline__ void store_state(Slab<N>& state, const device::StateP
 // ---------------------------------------------------------------------------------------------
 // P = scale tril(exp(gc_i - gc_j) <q_i, k_j>): eight jobs, spread over a block's warps.
 
-/// Two octets of 16 in k: b[k][n] for k .. k + 31 and n .. n + 7, from a tile that holds rows of n.
-template <class TileType>
-__device__ __forceinline__ FragmentB load_b_octet(const TileType& tile, int k, int n) {
-  FragmentB b;
-  device::load_matrix_x4(b.x, tile.at(n + device::lane() % 8, k + device::lane() / 8 * 8));
-  return b;
-}
-
 /// Tokens 16 M to 16 M + 15 against one half of the columns that they attend to: M + 1 octets.
-template <class T, int D, int M, class QTile, class KTile, class PTile>
-__device__ __forceinline__ void attend(const QTile& q, const KTile& k, PTile& p, const Gates& gates,
-                                       float scale, int half) {
+template <class T, int D, int M, class PTile>
+__device__ __forceinline__ void attend(const MatrixCursor<D>& q, const MatrixCursor<D>& k, PTile& p,
+                                       const Gates& gates, float scale, int half) {
   const int first = half * 8 * (M + 1);
   Slab<M + 1> scores;
   scores.clear();
 #pragma unroll
   for (int d = 0; d < D; d += 32) {
-    const FragmentA a0 = device::load_a(q, 16 * M, d);
-    const FragmentA a1 = device::load_a(q, 16 * M, d + 16);
+    const auto a0 = load<FragmentA>(q, 16 * M, d);
+    const auto a1 = load<FragmentA>(q, 16 * M, d + 16);
 #pragma unroll
     for (int n = 0; n <= M; ++n) {
-      const FragmentB b = load_b_octet(k, d, first + 8 * n);
+      const auto b = load<FragmentB>(k, first + 8 * n, d);  // an octet of tokens, 32 of d_k
       device::mma_16x8x16<T>(scores.x[n], a0.x, b.x[0], b.x[1]);
       device::mma_16x8x16<T>(scores.x[n], a1.x, b.x[2], b.x[3]);
     }
@@ -141,10 +153,13 @@ __device__ __forceinline__ void attend(const QTile& q, const KTile& k, PTile& p,
 /// A warp's jobs. Job i < 4 is the first half of token tile i, the others the second halves in
 /// reverse, which gives four warps the same work, and eight warps the same work in pairs. Blocks
 /// of P above the diagonal are neither written nor read.
-template <class T, int D, int Warps, class QTile, class KTile, class PTile>
-__device__ __forceinline__ void attend_jobs(const QTile& q, const KTile& k, PTile& p,
+template <class T, int D, int Warps, class PTile>
+__device__ __forceinline__ void attend_jobs(const SwizzledTile<T, chunk_rows, D>& q_tile,
+                                            const SwizzledTile<T, chunk_rows, D>& k_tile, PTile& p,
                                             const Gates& gates, float scale, int warp) {
   static_assert(Warps == 4 || Warps == 8);
+  const MatrixCursor q(q_tile, MatrixOrder::down_right);
+  const MatrixCursor k(k_tile, MatrixOrder::right);
 #pragma unroll
   for (int i = 0; i < 8; i += Warps) {
     const int job = warp + i;
@@ -178,12 +193,13 @@ __device__ __forceinline__ void multiply_add_slab(OutputSlab& c, const FragmentA
 }
 
 /// Columns k to k + 15 of S^T times those of K, for the tokens from `first` on.
-template <class T, int N, class KTile>
+/// `keys` goes over K in the order `right_down`.
+template <class T, int N, int D>
 __device__ __forceinline__ void multiply_keys(Slab<N>& product, const FragmentA& state,
-                                              const KTile& k_tile, int k, int first = 0) {
+                                              const MatrixCursor<D>& keys, int k, int first = 0) {
 #pragma unroll
   for (int n = 0; n < N; n += 2) {
-    const FragmentB b = device::load_b_from_rows_of_n(k_tile, k, first + 8 * n);
+    const auto b = load<FragmentB>(keys, first + 8 * n, k);
     device::mma_16x8x16<T>(product.x[n], state.x, b.x[0], b.x[1]);
     device::mma_16x8x16<T>(product.x[n + 1], state.x, b.x[2], b.x[3]);
   }
@@ -195,10 +211,12 @@ struct TokenFragments {
 
 /// R^T = beta .* (V^T - gamma .* (S^T K^T)), rounded: columns 16 `step` of the product, which are
 /// tokens from `token` on.
-template <class T, int N, class VTile>
-__device__ __forceinline__ FragmentA residual(const Slab<N>& product, int step, const VTile& v_tile,
-                                              int column, const Gates& gates, int token) {
-  const FragmentA v = device::load_a_from_rows_of_k(v_tile, column, token);
+/// `v_slab` goes over the slab's columns of V in the order `right_down`.
+template <class T, int N, int Tile>
+__device__ __forceinline__ FragmentA residual(const Slab<N>& product, int step,
+                                              const MatrixCursor<Tile>& v_slab, const Gates& gates,
+                                              int token) {
+  const auto v = load_transposed<FragmentA>(v_slab, token, 0);
   FragmentA r;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -217,17 +235,17 @@ __device__ __forceinline__ FragmentA residual(const Slab<N>& product, int step, 
 }
 
 /// V'^T = R^T A^T of token steps `First` to `First` + `Steps` - 1; A is lower triangular, so tokens i
-/// need the residuals of j <= i alone.
-template <class T, int First, int Steps, class ATile>
+/// need the residuals of j <= i alone. `inverse` goes over A in the order `right_down`.
+template <class T, int First, int Steps>
 __device__ __forceinline__ Slab<2 * Steps> new_values(const TokenFragments& r,
-                                                      const ATile& a_tile) {
+                                                      const MatrixCursor<chunk_rows>& inverse) {
   Slab<2 * Steps> values;
   values.clear();
 #pragma unroll
   for (int j = 0; j < First + Steps; ++j) {
 #pragma unroll
     for (int i = j < First ? First : j; i < First + Steps; ++i) {
-      const FragmentB b = device::load_b_from_rows_of_n(a_tile, 16 * j, 16 * i);
+      const auto b = load<FragmentB>(inverse, 16 * i, 16 * j);
       const int n = 2 * (i - First);
       device::mma_16x8x16<T>(values.x[n], r.x[j].x, b.x[0], b.x[1]);
       device::mma_16x8x16<T>(values.x[n + 1], r.x[j].x, b.x[2], b.x[3]);
@@ -253,18 +271,26 @@ __device__ __forceinline__ FragmentA decayed(const Slab<N>& values, int step, co
 }
 
 /// S^T <- exp(gc_l) S^T + (decay .* V'^T) K.
-template <class T, int D, class KTile>
+template <class T, int D>
 __device__ __forceinline__ void update_state(Slab<D / 8>& state, const TokenFragments& values,
-                                             const KTile& k_tile, const Gates& gates) {
+                                             const SwizzledTile<T, chunk_rows, D>& k_tile,
+                                             const Gates& gates) {
+  const MatrixCursor keys(k_tile, MatrixOrder::down_right);
   const float gamma = gates.gamma[chunk_rows - 1];
 #pragma unroll
   for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) state.x[n][i] *= gamma;
   }
-  device::multiply_add<T, chunk_rows>(
-      state, [&](int token) { return values.x[token / 16]; },
-      [&](int token, int n) { return device::load_b(k_tile, token, n); });
+#pragma unroll
+  for (int step = 0; step < token_steps; ++step) {
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      const auto b = load_transposed<FragmentB>(keys, 16 * step, 8 * n);
+      device::mma_16x8x16<T>(state.x[n], values.x[step].x, b.x[0], b.x[1]);
+      device::mma_16x8x16<T>(state.x[n + 1], values.x[step].x, b.x[2], b.x[3]);
+    }
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
