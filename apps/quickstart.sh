@@ -33,6 +33,7 @@ fi
 # A folder of its own: a later `cmake --preset release` keeps its own choices.
 build=build/quickstart
 say "building the library and the programs in $build"
+mkdir -p build
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGDNFLOW_CUDA="$GDNFLOW_CUDA" \
   -DGDNFLOW_BUILD_TESTS=OFF >"$build.log" 2>&1 || {
   tail -n 30 "$build.log" >&2

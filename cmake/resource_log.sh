@@ -18,5 +18,5 @@ status=$?
 # Everything but the report is meant for whoever builds.
 grep -v -E '^ptxas info +: (Compiling entry function|Function properties|Used [0-9]+ registers|[0-9]+ bytes gmem|Compile time)|^ +[0-9]+ bytes stack frame' \
   "$log.part" >&2
-mv -f "$log.part" "$log"
+if [ $status -eq 0 ]; then mv -f "$log.part" "$log"; else rm -f "$log.part" "$log"; fi
 exit $status

@@ -14,7 +14,7 @@ States::States(const StageCall& call)
 
 std::int64_t States::slot(const TensorView& indices, std::int64_t i) const noexcept {
   if (indices.data == nullptr) return i;
-  if (i >= indices.extents[0]) return -1;
+  if (i < 0 || i >= indices.extents[0]) return -1;
   return indices.as<const std::int32_t>()[i * indices.strides[0]];
 }
 
