@@ -17,7 +17,7 @@ __device__ __forceinline__ std::int64_t checkpoint_row(const device::StatePorts&
                                                        const device::Chunk& chunk,
                                                        std::int32_t first_number) {
   // Chunk numbers fit in 32 bits; dividing 64 bits would call a function in the middle of a kernel.
-  const auto every = static_cast<std::int32_t>(states.checkpoint_interval / chunk_tokens);
+  const std::int32_t every = states.checkpoint_chunks;
   if (every == 0 || offsets == nullptr) return -1;
   const std::int32_t reached = chunk.number + 1;
   if (reached % every != 0) return -1;

@@ -69,6 +69,7 @@ struct StatePorts {
   const std::int32_t* checkpoint_state_indices = nullptr;  ///< [K]
   std::int64_t checkpoint_rows = 0;                        ///< K
   std::int64_t checkpoint_interval = 0;                    ///< tokens; 0: no checkpoints
+  std::int32_t checkpoint_chunks = 0;                      ///< the same in chunks
 
   StatePorts() = default;
   explicit StatePorts(const StageCall& call)
@@ -82,6 +83,7 @@ struct StatePorts {
     if (call.has("checkpoints")) {
       checkpoints = StatePool(call["checkpoints"], layout);
       checkpoint_interval = call.problem.checkpoint_interval;
+      checkpoint_chunks = static_cast<std::int32_t>(checkpoint_interval / chunk_tokens);
       checkpoint_rows = call.has("checkpoint_state_indices")
                             ? call["checkpoint_state_indices"].extents[0]
                             : checkpoints.rows;

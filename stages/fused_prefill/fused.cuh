@@ -57,15 +57,19 @@ struct Place {
   int begin, end;  ///< chunks
 };
 
+/// Worked out afresh at each call (`volatile`), so that a kernel short of registers may call it
+/// again where it needs a field, instead of keeping it.
 template <int D, int Tile, class T>
 __device__ __forceinline__ Place place_of_block(const Params<T>& p) {
   constexpr unsigned tiles = D / Tile;
-  const unsigned matrix = blockIdx.x / tiles;
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  const unsigned matrix = block / tiles;
   Place place;
   place.sequence = static_cast<int>(matrix / p.heads.v);
   place.head = static_cast<int>(matrix % p.heads.v);
   place.qk_head = p.heads.qk_of(place.head);
-  place.column = static_cast<int>(blockIdx.x % tiles) * Tile;
+  place.column = static_cast<int>(block % tiles) * Tile;
   place.begin = p.chunks.offsets[place.sequence];
   place.end = p.chunks.offsets[place.sequence + 1];
   return place;

@@ -88,17 +88,16 @@ struct SharedStorage {
   Mailbox state[Config<D, Tile>::slabs][Config<D, Tile>::state_steps];
   Mailbox values[Config<D, Tile>::slabs][token_steps];
   Gates gates[2];
-  Place place;  // read where it is needed: a state warp has no register to spare
 };
-static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024 + 128, "a block on 163 KiB");
-static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024 + 128);
+static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024, "a block on 163 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024);
 
 template <class T, int D, int Tile>
 struct Block {
   using Shape = Config<D, Tile>;
   const Params<T>& p;
+  const Place place;
   SharedStorage<T, D, Tile>& shared;
-  const Place& place;
 
   /// The thread's number within its role.
   __device__ __forceinline__ static int thread() {
@@ -110,7 +109,7 @@ struct Block {
   __device__ __forceinline__ void meet() const {
     device::named_sync(next_chunk, Shape::threads);
   }
-  /// Q, K and A, by the output warps.
+  // Loads, by the output warps.
   __device__ __forceinline__ void load_tiles(const device::Chunk& chunk, int buffer) const {
     constexpr int threads = Shape::role_threads;
     const std::int64_t token = chunk.first_token;
@@ -121,11 +120,10 @@ struct Block {
     device::load_rows_async<threads>(shared.a[buffer], p.a.row(token, place.head),
                                      p.a.token_stride, chunk.tokens, thread());
   }
-  /// A state warp's columns of V.
-  __device__ __forceinline__ void load_v_slab(const device::Chunk& chunk, int column) const {
-    device::load_columns_async<32, slab_columns>(
-        shared.v, column, p.v.row(chunk.first_token, place.head) + place.column + column,
-        p.v.token_stride, chunk.tokens, device::lane());
+  __device__ __forceinline__ void load_v(const device::Chunk& chunk) const {
+    device::load_rows_async<Shape::role_threads>(
+        shared.v, p.v.row(chunk.first_token, place.head) + place.column, p.v.token_stride,
+        chunk.tokens, thread());
   }
 };
 
@@ -147,17 +145,16 @@ __device__ __forceinline__ void make_values(const TokenFragments& r,
   }
 }
 
-/// Chunk `index`. On entry this warp's columns of V are on their way, on return those of the next
-/// chunk are.
+/// A chunk, whose tiles and gates stand in `buffer`: the parity of the chunks left, so that a state
+/// warp counts with one register.
 template <class T, int D, int Tile>
-__device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, int index, int buffer,
+__device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, int buffer,
                                               Slab<D / 8>& state) {
   using Shape = Config<D, Tile>;
   auto& shared = block.shared;
   const Gates& gates = shared.gates[buffer];
   const auto& k_tile = shared.k[buffer];
   const int warp = Block<T, D, Tile>::warp();
-  const int column = warp * slab_columns;
 
 #pragma unroll
   for (int k = 0; k < D; k += 16) shared.state[warp][k / 16].put(device::to_a<T>(state, k));
@@ -171,48 +168,48 @@ __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, in
     // Back from the mailbox: all packed fragments beside S would not fit in 128 registers.
     multiply_keys<T>(product, shared.state[warp][k / 16].get(), keys, k);
   }
-  device::wait_for_copy_groups<0>();
-  __syncwarp();  // this warp's columns of V are here
-  const MatrixCursor v_slab(shared.v, MatrixOrder::right_down, 0, column);
+  const MatrixCursor v_slab(shared.v, MatrixOrder::right_down, 0, warp * slab_columns);
   TokenFragments r;
 #pragma unroll
   for (int step = 0; step < token_steps; ++step) {
     r.x[step] = residual<T>(product, step, v_slab, gates, 16 * step);
   }
 
-  const device::Chunk next = chunk_at(block.p, block.place, index + 1);
   const MatrixCursor inverse(shared.a[buffer], MatrixOrder::right_down);
   TokenFragments v_decayed;
   make_values<T, 2>(r, inverse, gates, shared.values[warp], v_decayed);
   make_values<T, 0>(r, inverse, gates, shared.values[warp], v_decayed);
   device::named_arrive(values_ready, Shape::threads);
-  __syncwarp();  // V has been read
-  if (next.tokens > 0) block.load_v_slab(next, column);
-  device::close_copy_group();
   update_state<T, D>(state, v_decayed, k_tile, gates);
+}
+
+/// f(place, first column of this warp)
+template <class T, int D, int Tile, class F>
+__device__ __forceinline__ void with_place(const Block<T, D, Tile>& block, F&& f) {
+  const Place place = place_of_block<D, Tile>(block.p);
+  f(place, place.column + Block<T, D, Tile>::warp() * slab_columns);
 }
 
 template <class T, int D, int Tile>
 __device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
-  const Place& place = block.place;
   const device::StatePorts& states = block.p.states;
-  const int slab = Block<T, D, Tile>::warp() * slab_columns;
-  const int column = place.column + slab;
-  if (const device::Chunk first = chunk_at(block.p, place, place.begin); first.tokens > 0) {
-    block.load_v_slab(first, slab);
-    device::close_copy_group();
-  }
   Slab<D / 8> state;
-  load_state(state, states.initial, states.initial_row(place.sequence), place.head, column);
-  for (int index = place.begin; index < place.end; ++index) {
+  with_place(block, [&](const Place& place, int column) {
+    load_state(state, states.initial, states.initial_row(place.sequence), place.head, column);
+  });
+  for (int left = block.place.end - block.place.begin; left > 0; --left) {
     block.meet();
-    advance_state(block, index, (index - place.begin) & 1, state);
-    if (states.checkpoint_interval > 0) {
-      store_state(state, states.checkpoints, checkpoint_row_at(block.p, place, index), place.head,
-                  column);
+    advance_state(block, left & 1, state);
+    if (states.checkpoint_chunks > 0) {
+      with_place(block, [&](const Place& place, int column) {
+        store_state(state, states.checkpoints, checkpoint_row_at(block.p, place, place.end - left),
+                    place.head, column);
+      });
     }
   }
-  store_state(state, states.final, states.final_row(place.sequence), place.head, column);
+  with_place(block, [&](const Place& place, int column) {
+    store_state(state, states.final, states.final_row(place.sequence), place.head, column);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -240,7 +237,7 @@ __device__ __forceinline__ void add_values(OutputTiles& o, const MatrixCursor<ch
   }
 }
 
-/// Chunk in `buffer`. On return K, Q and the gates of `next` are on their way.
+/// Chunk in `buffer`. On return the tiles and gates of `next` are on their way.
 template <class T, int D, int Tile>
 __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
                                              const device::Chunk& chunk, const device::Chunk& next,
@@ -286,6 +283,8 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
     scale_output(o[i][1], gates, block.p.scale, first_token[i]);
   }
   device::named_sync(values_ready, Shape::threads);
+  if (next.tokens > 0) block.load_v(next);  // V has been read
+  device::close_copy_group();
   const MatrixCursor scores(shared.p, MatrixOrder::down_right);
   if (half == 0) {
     add_values<T, 0>(o, scores, shared.values, first_slab);
@@ -307,22 +306,24 @@ template <class T, int D, int Tile>
 __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
   const Place& place = block.place;
   const int thread = Block<T, D, Tile>::thread();
+  int left = place.end - place.begin;
   device::Chunk chunk = chunk_at(block.p, place, place.begin);
   device::Chunk next = chunk_at(block.p, place, place.begin + 1);
-  if (chunk.tokens > 0) {
-    block.load_tiles(chunk, 0);
+  if (left > 0) {
+    block.load_tiles(chunk, left & 1);
+    block.load_v(chunk);
     device::close_copy_group();
     if (thread < chunk_rows) {
       TokenGates gates{};
       gates.fetch(block.p, place, chunk, thread);
-      gates.store(block.shared.gates[0], thread);
+      gates.store(block.shared.gates[left & 1], thread);
     }
   }
-  for (int index = place.begin; index < place.end; ++index) {
-    const device::Chunk after = chunk_at(block.p, place, index + 2);
+  for (; left > 0; --left) {
+    const device::Chunk after = chunk_at(block.p, place, place.end - left + 2);
     device::wait_for_copy_groups<0>();
     block.meet();
-    output_chunk(block, chunk, next, (index - place.begin) & 1);
+    output_chunk(block, chunk, next, left & 1);
     chunk = next;
     next = after;
   }
@@ -332,9 +333,7 @@ template <class T, int D, int Tile>
 __global__ void __launch_bounds__(Config<D, Tile>::threads, 1)
     fused_128x512_kernel(const __grid_constant__ Params<T> p) {
   auto& shared = device::dynamic_shared<SharedStorage<T, D, Tile>>();
-  if (threadIdx.x == 0) shared.place = place_of_block<D, Tile>(p);
-  __syncthreads();
-  const Block<T, D, Tile> block{p, shared, shared.place};
+  const Block<T, D, Tile> block{p, place_of_block<D, Tile>(p), shared};
   if (device::warp() < Config<D, Tile>::slabs) {
     keep_state(block);
   } else {

@@ -34,6 +34,7 @@
 #include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
+#include "device/gates.cuh"
 #include "device/half.cuh"
 #include "device/matrix_io.cuh"
 #include "device/state_io.cuh"
@@ -56,7 +57,6 @@ constexpr int group_threads = 128;  // a warp group
 constexpr int block_threads = 4 * group_threads;
 constexpr int most_stages = 2;
 constexpr int panel_bytes = rows * 128;  // 64 tokens x 64 columns
-constexpr float log2_e = 1.4426950408889634F;
 
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
@@ -102,6 +102,7 @@ struct Config {
 
 struct Gates {
   float log2_gamma[rows], gamma[rows], decay[rows], beta[rows];
+  device::Chunk chunk;
 };
 
 template <int Tile>
@@ -120,7 +121,7 @@ struct alignas(1024) SharedStorage {
   Barrier full[most_stages], empty[most_stages];
 };
 constexpr std::size_t shared_limit = 227 * 1024;
-static_assert(sizeof(SharedStorage<128>) + 1024 <= shared_limit);
+static_assert(sizeof(SharedStorage<128>) <= shared_limit);
 
 // What a block works on.
 struct Work {
@@ -200,11 +201,12 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = lane + 32 * h;
-      gates.log2_gamma[row] = gc[h] * log2_e;
-      gates.gamma[row] = exp2f(gc[h] * log2_e);
-      gates.decay[row] = exp2f((gc_last - gc[h]) * log2_e);
+      gates.log2_gamma[row] = gc[h] * device::log2_e;
+      gates.gamma[row] = device::exp2_approximate(gc[h] * device::log2_e);
+      gates.decay[row] = device::exp2_approximate((gc_last - gc[h]) * device::log2_e);
       gates.beta[row] = beta[h];
     }
+    if (lane == 0) gates.chunk = chunk;
     full.arrive();
     slot.advance(p.stages);
   }
@@ -293,11 +295,11 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::named_arrive(state_for_value, 2 * group_threads);
     device::named_arrive(state_for_output, 2 * group_threads);
 
-    const device::Chunk chunk = p.chunks.at(w.first_chunk + i);
-    const int length = chunk.tokens;
-    if (i == 0) first_number = chunk.number;
     auto& stage = shared.stage[slot.index];
     shared.full[slot.index].wait(slot.phase);
+    const device::Chunk chunk = shared.gates[slot.index].chunk;
+    const int length = chunk.tokens;
+    if (i == 0) first_number = chunk.number;
     if (length < rows) {
       // The reduction runs over these rows: whatever the neighbour holds must not meet a zero.
       for (int row = length + thread / 16; row < rows; row += group_threads / 16) {
@@ -371,10 +373,10 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
   const int row = thread / 32 * 16 + thread % 32 / 4;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
-    const int length = p.chunks.at(w.first_chunk + i).tokens;
     auto& stage = shared.stage[slot.index];
     const Gates& gates = shared.gates[slot.index];
     shared.full[slot.index].wait(slot.phase);
+    const int length = gates.chunk.tokens;
     if (p.convert_a) {
       fold_beta<Element>(stage.a, gates.beta);
       device::named_sync(within_value, group_threads);
@@ -494,6 +496,13 @@ __device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>
   }
 }
 
+// An element of P. Masked twice, both times by selection: the exponent, so that no positive one is
+// raised, and the product, because a masked score may be anything, a neighbour's NaN included.
+__device__ __forceinline__ float weight(bool visible, float log2_decay, float score) {
+  const float decay = device::exp2_approximate(visible ? log2_decay : 0.0F);
+  return visible ? decay * score : 0.0F;
+}
+
 template <class Element, int Tile>
 __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>& shared) {
   constexpr int count = Config<Tile>::accumulators;
@@ -502,10 +511,10 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
   const int column = thread % 4 * 2;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
-    const device::Chunk chunk = p.chunks.at(w.first_chunk + i);
     auto& stage = shared.stage[slot.index];
     const Gates& gates = shared.gates[slot.index];
     shared.full[slot.index].wait(slot.phase);
+    const device::Chunk chunk = gates.chunk;
 
     // Q K^T, then Q S behind it
     float scores[rows / 2];
@@ -542,10 +551,8 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
       for (int j = 0; j < rows / 8; ++j) {
         const int c = 8 * j + column;
         const float2 at = *reinterpret_cast<const float2*>(&gates.log2_gamma[c]);
-        // Mask before the exponential, so that it never sees a positive difference of decays.
-        const float x = c <= r ? p.scale * exp2f(gate - at.x) * scores[4 * j + 2 * h] : 0.0F;
-        const float y =
-            c + 1 <= r ? p.scale * exp2f(gate - at.y) * scores[4 * j + 2 * h + 1] : 0.0F;
+        const float x = weight(c <= r, gate - at.x, p.scale * scores[4 * j + 2 * h]);
+        const float y = weight(c + 1 <= r, gate - at.y, p.scale * scores[4 * j + 2 * h + 1]);
         weights[j / 2][j % 2 * 2 + h] = device::pack<Element>(x, y);
       }
     }
@@ -599,9 +606,8 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
 template <class Element, int Tile>
 __global__ void __launch_bounds__(block_threads, 1)
     warp_specialized_kernel(const __grid_constant__ Params p) {
-  extern __shared__ std::byte raw[];
-  auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(
-      (reinterpret_cast<std::uintptr_t>(raw) + 1023) & ~std::uintptr_t{1023});
+  extern __shared__ __align__(1024) std::byte raw[];
+  auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(raw);
   const Work w = work_of_block<Tile>(p);
   if (threadIdx.x == 0) {
     for (int s = 0; s < most_stages; ++s) {
@@ -659,7 +665,7 @@ Support accepts(const StageCall& call) {
 template <class Element, int Tile>
 Step launch(const Params& params, std::int64_t grid) {
   return kernel_step("fused_prefill", warp_specialized_kernel<Element, Tile>, grid_of(grid),
-                     {block_threads}, sizeof(SharedStorage<Tile>) + 1024, params);
+                     {block_threads}, sizeof(SharedStorage<Tile>), params);
 }
 
 void steps(const StageCall& call, StepList& out) {
