@@ -28,9 +28,9 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
-/// Loads four 8x8 matrices of 16-bit elements. Lane 8m + r gives the address in shared memory of row
-/// r of matrix m; register m of lane l receives elements 2(l % 4) and 2(l % 4) + 1 of row l / 4 of
-/// matrix m.
+/// Loads four 8x8 matrices of 16-bit elements. Lane 8m + r gives the address in shared memory of
+/// row r of matrix m; register m of lane l receives elements 2(l % 4) and 2(l % 4) + 1 of row l / 4
+/// of matrix m.
 __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&registers)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])

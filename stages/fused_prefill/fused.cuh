@@ -1,12 +1,12 @@
 #pragma once
 
+#include <gdnflow/stage.hpp>
+
 #include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "cuda_variant.hpp"
 #include "device/state_io.cuh"
 #include "device/views.cuh"
-
-#include <gdnflow/stage.hpp>
 
 #include <cstdint>
 #include <string>
@@ -146,8 +146,8 @@ inline std::int64_t block_count(const VariantQuery& query, int tile) {
 inline Support supports_fused(const VariantQuery& query, int tile, std::size_t shared_bytes) {
   if (Support support = supports_tiles(query, block_count(query, tile)); !support) return support;
   if (tile > query.problem.v_dim) {
-    return Support::no("value_tile: expected at most d_v = " +
-                       std::to_string(query.problem.v_dim) + ", got " + std::to_string(tile));
+    return Support::no("value_tile: expected at most d_v = " + std::to_string(query.problem.v_dim) +
+                       ", got " + std::to_string(tile));
   }
   if (static_cast<std::int64_t>(shared_bytes) > query.device.shared_bytes_per_block) {
     return Support::no("shared memory: expected " + std::to_string(shared_bytes) +
@@ -177,7 +177,9 @@ void with_fused_kernel(const VariantQuery& query, F&& f) {
 
 /// The option that the fused kernels share.
 inline OptionSpec value_tile_option() {
-  return {"value_tile", "value columns of a block; 0: by heads, sequences and multiprocessors", 0,
+  return {"value_tile",
+          "value columns of a block; 0: by heads, sequences and multiprocessors",
+          0,
           {0, 64, 128}};
 }
 

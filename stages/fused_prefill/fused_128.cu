@@ -4,7 +4,8 @@
 //   V' = A R                                 64 x 128, contracted over tokens
 //   P  = scale tril(exp(gc_i - gc_j) Q K^T)  64 x  64, contracted over d_k
 //   O  = scale gamma .* (Q S) + P V'         64 x 128
-//   S <- gamma_l S + K^T (decay .* V')       128 x 128                          decay = exp(gc_l - gc)
+//   S <- gamma_l S + K^T (decay .* V')       128 x 128                          decay = exp(gc_l -
+//   gc)
 //
 // The idea over fused-64: eight warps take all 128 value columns, so Q, K and A are loaded once a
 // head and P is made once, by twice the warps. And the next chunk is on its way while this one is
@@ -200,7 +201,9 @@ __global__ void __launch_bounds__(Config<D, Tile>::threads, 128 / Tile)
   for (int index = place.begin; index < place.end; ++index) {
     const device::Chunk after = chunk_at(p, place, index + 2);
     compute_chunk(block, chunk, next, (index - place.begin) & 1, state);
-    block.store_state_to(p.states.checkpoints, checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), state);
+    block.store_state_to(p.states.checkpoints,
+                         checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number),
+                         state);
     chunk = next;
     next = after;
   }
@@ -222,10 +225,9 @@ Support supports(const VariantQuery& query) {
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_fused_kernel(query, [&]<class T, int D, int Tile>() {
-    out.push_back(kernel_step<Params<T>>("fused_prefill", fused_128_kernel<T, D, Tile>,
-                                         grid_of(block_count(query, Tile)),
-                                         {Config<D, Tile>::threads},
-                                         shared_bytes(call.problem, Tile), Params<T>(call)));
+    out.push_back(kernel_step<Params<T>>(
+        "fused_prefill", fused_128_kernel<T, D, Tile>, grid_of(block_count(query, Tile)),
+        {Config<D, Tile>::threads}, shared_bytes(call.problem, Tile), Params<T>(call)));
   });
 }
 

@@ -11,13 +11,13 @@
 //
 // The idea over fused-128: of a chunk's products, those that the next chunk waits for (K S, A R and
 // the update) are little more than half. Eight warps do these alone; eight others trail behind with
-// P, Q S and P V'. While one half rounds, scales and waits, the other has products to issue: each of
-// the four schedulers has two warps of either kind.
+// P, Q S and P V'. While one half rounds, scales and waits, the other has products to issue: each
+// of the four schedulers has two warps of either kind.
 //
 //   state warp w: value columns 16 w .. 16 w + 15           output warp u: columns of state warps
 //                                                           2 (u / 2) and the next one, tokens
 //                                                           16 {0, 3} or 16 {1, 2}
-//   --+-- chunk: K, Q, A are here ------------------------------------------+-- all
+//   --+-- chunk: all tiles are here ----------------------------------------+-- all
 //     |   S^T ==> shared             ...............        P ==> shared    |
 //     |-- heads up ---------------------------------------- S^T and P ------|
 //     |   S^T K^T                                           Q S             |
@@ -32,14 +32,16 @@
 // state warp's lane has as left operand is what an output warp's lane needs as right operand, so
 // the mailboxes are read and written 16 bytes a lane without conflict.
 //
-// K, Q and A are loaded a chunk ahead into second buffers by the output warps, V by each state warp
-// for itself into the columns that it has just read. The state is spread over the eight state warps, 64 registers a
-// thread; 128 is all that a thread of 512 can have.
+// Output warps load everything: K, Q and A a chunk ahead into second buffers, V into its only one as
+// soon as V' says that it has been read. A thread of 512 has 128 registers at most; a state warp's
+// hold 64 of S, 32 of a product and 16 of rounded values, so it keeps next to nothing else: half of
+// V'^T at a time, fragments of S read back from the mailbox, the block's place worked out again
+// where it is needed.
 //
 // At a value tile of 64 (an option) 4 + 4 warps do the same for half a head.
 //
-// At D = 128 a chunk of a block takes 4.13 M multiply-adds (state warps 2.43 M, output warps 1.70 M),
-// 56 KiB of loads, 16 KiB of stores; shared memory moves 0.65 MiB.
+// At D = 128 a chunk of a block takes 4.13 M multiply-adds (state warps 2.43 M, output warps 1.70
+// M), 56 KiB of loads, 16 KiB of stores; shared memory moves 0.65 MiB.
 
 #include "device/barrier.cuh"
 #include "device/copy_groups.cuh"
@@ -106,9 +108,8 @@ struct Block {
   /// The warp's number within its role.
   __device__ __forceinline__ static int warp() { return device::warp() % Shape::slabs; }
 
-  __device__ __forceinline__ void meet() const {
-    device::named_sync(next_chunk, Shape::threads);
-  }
+  __device__ __forceinline__ void meet() const { device::named_sync(next_chunk, Shape::threads); }
+
   // Loads, by the output warps.
   __device__ __forceinline__ void load_tiles(const device::Chunk& chunk, int buffer) const {
     constexpr int threads = Shape::role_threads;
@@ -117,8 +118,8 @@ struct Block {
                                      p.k.token_stride, chunk.tokens, thread());
     device::load_rows_async<threads>(shared.q[buffer], p.q.row(token, place.qk_head),
                                      p.q.token_stride, chunk.tokens, thread());
-    device::load_rows_async<threads>(shared.a[buffer], p.a.row(token, place.head),
-                                     p.a.token_stride, chunk.tokens, thread());
+    device::load_rows_async<threads>(shared.a[buffer], p.a.row(token, place.head), p.a.token_stride,
+                                     chunk.tokens, thread());
   }
   __device__ __forceinline__ void load_v(const device::Chunk& chunk) const {
     device::load_rows_async<Shape::role_threads>(
@@ -130,8 +131,8 @@ struct Block {
 // ---------------------------------------------------------------------------------------------
 // State warps.
 
-/// V'^T of token steps `First` and `First` + 1, to the mailbox, and its decayed form. Half of the tokens
-/// at a time, the later half first: beside S and R^T there is no room for all of V'^T.
+/// V'^T of token steps `First` and `First` + 1, to the mailbox, and its decayed form. Half of the
+/// tokens at a time, the later half first: beside S and R^T there is no room for all of V'^T.
 template <class T, int First>
 __device__ __forceinline__ void make_values(const TokenFragments& r,
                                             const MatrixCursor<chunk_rows>& inverse,
@@ -145,8 +146,7 @@ __device__ __forceinline__ void make_values(const TokenFragments& r,
   }
 }
 
-/// A chunk, whose tiles and gates stand in `buffer`: the parity of the chunks left, so that a state
-/// warp counts with one register.
+/// A chunk, whose tiles and gates stand in `buffer`: the parity of the count of chunks left.
 template <class T, int D, int Tile>
 __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, int buffer,
                                               Slab<D / 8>& state) {
@@ -197,7 +197,10 @@ __device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
   with_place(block, [&](const Place& place, int column) {
     load_state(state, states.initial, states.initial_row(place.sequence), place.head, column);
   });
-  for (int left = block.place.end - block.place.begin; left > 0; --left) {
+  // The reduction leaves the count, the same in all lanes, in a register of the warp: a thread has
+  // none to spare.
+  int left = __reduce_max_sync(~0U, block.place.end - block.place.begin);
+  for (; left > 0; --left) {
     block.meet();
     advance_state(block, left & 1, state);
     if (states.checkpoint_chunks > 0) {
@@ -221,8 +224,7 @@ using OutputTiles = OutputSlab[2][2];
 /// O += P V' for token tiles `Half` and 3 - `Half`.
 template <class T, int Half, class Values>
 __device__ __forceinline__ void add_values(OutputTiles& o, const MatrixCursor<chunk_rows>& scores,
-                                           const Values& values,
-                                           int first_slab) {
+                                           const Values& values, int first_slab) {
 #pragma unroll
   for (int j = 0; j < 4 - Half; ++j) {
     const FragmentA v[2] = {values[first_slab][j].get(), values[first_slab + 1][j].get()};
@@ -356,10 +358,9 @@ Support supports(const VariantQuery& query) {
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_fused_kernel(query, [&]<class T, int D, int Tile>() {
-    out.push_back(kernel_step<Params<T>>("fused_prefill", fused_128x512_kernel<T, D, Tile>,
-                                         grid_of(block_count(query, Tile)),
-                                         {Config<D, Tile>::threads},
-                                         shared_bytes(call.problem, Tile), Params<T>(call)));
+    out.push_back(kernel_step<Params<T>>(
+        "fused_prefill", fused_128x512_kernel<T, D, Tile>, grid_of(block_count(query, Tile)),
+        {Config<D, Tile>::threads}, shared_bytes(call.problem, Tile), Params<T>(call)));
   });
 }
 

@@ -4,7 +4,8 @@
 //   V' = A R                                 64 x 64, contracted over tokens
 //   P  = scale tril(exp(gc_i - gc_j) Q K^T)  64 x 64, contracted over d_k
 //   O  = scale gamma .* (Q S) + P V'         64 x 64
-//   S <- gamma_l S + K^T (decay .* V')       D x 64                            decay = exp(gc_l - gc)
+//   S <- gamma_l S + K^T (decay .* V')       D x 64                            decay = exp(gc_l -
+//   gc)
 //
 // The idea: a chunk's state and its new values never leave the multiprocessor. The staged pipelines
 // write S (32 KiB a chunk and head) and V' (16 KiB) to memory and read them again; here they are
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(threads, 2) fused_64_kernel(const __grid_const
     load_tiles(p, place, chunk, shared);
     next = chunk_at(p, place, index + 1);
     compute_chunk<T, D>(p, place, chunk, state, shared);
-    store_state(state, p.states.checkpoints, checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), place.head,
+    store_state(state, p.states.checkpoints,
+                checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), place.head,
                 column);
   }
   store_state(state, p.states.final, p.states.final_row(place.sequence), place.head, column);
@@ -170,8 +172,8 @@ void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_type_and_dim(call.problem, [&]<class T, int D>() {
     out.push_back(kernel_step<Params<T>>("fused_prefill", fused_64_kernel<T, D>,
-                                         grid_of(block_count(query, tile)), {threads}, shared_bytes<T, D>,
-                                         Params<T>(call)));
+                                         grid_of(block_count(query, tile)), {threads},
+                                         shared_bytes<T, D>, Params<T>(call)));
   });
 }
 

@@ -3,6 +3,11 @@
 namespace gdnflow::stages::fused_prefill {
 
 Variant host();
+#if GDNFLOW_WITH_CUDA
+Variant fused_128x512();
+Variant fused_128();
+Variant fused_64();
+#endif
 
 Stage stage() {
   return {
@@ -11,6 +16,11 @@ Stage stage() {
       ports({q(), k(), v(), g_cumsum(), beta(), a_matrix(), o()}, chunk_ports(),
             std::vector{checkpoint_offsets()}, state_ports()),
       {
+#if GDNFLOW_WITH_CUDA
+          fused_128x512(),
+          fused_128(),
+          fused_64(),
+#endif
           host(),
       },
   };

@@ -11,7 +11,8 @@
 // The mathematics of a chunk for one warp, on 16 value columns: a slab. Everything recurrent is
 // kept transposed, so that it never leaves the warp's registers:
 //
-//   S^T [16, D]      accumulators of the update; rounded, the left operand of S^T K^T and, since the
+//   S^T [16, D]      accumulators of the update; rounded, the left operand of S^T K^T and, since
+//   the
 //                    layouts agree, the right operand of Q S
 //   R^T [16, 64]     accumulators of S^T K^T; rounded, the left operand of R^T A^T
 //   V'^T [16, 64]    accumulators of R^T A^T; rounded, the right operand of P V'; decayed and
@@ -108,9 +109,8 @@ __device__ __forceinline__ void store_state(Slab<N>& state, const device::StateP
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, head);
   with_state_type(matrix, [&]<class E>(E* data) {
-    for_each_state_offset(state, matrix, first_column, [&](float& x, std::int64_t offset) {
-      data[offset] = static_cast<E>(x);
-    });
+    for_each_state_offset(state, matrix, first_column,
+                          [&](float& x, std::int64_t offset) { data[offset] = static_cast<E>(x); });
   });
 }
 
@@ -234,8 +234,8 @@ __device__ __forceinline__ FragmentA residual(const Slab<N>& product, int step,
   return r;
 }
 
-/// V'^T = R^T A^T of token steps `First` to `First` + `Steps` - 1; A is lower triangular, so tokens i
-/// need the residuals of j <= i alone. `inverse` goes over A in the order `right_down`.
+/// V'^T = R^T A^T of token steps `First` to `First` + `Steps` - 1; A is lower triangular, so tokens
+/// i need the residuals of j <= i alone. `inverse` goes over A in the order `right_down`.
 template <class T, int First, int Steps>
 __device__ __forceinline__ Slab<2 * Steps> new_values(const TokenFragments& r,
                                                       const MatrixCursor<chunk_rows>& inverse) {
