@@ -32,11 +32,11 @@
 // state warp's lane has as left operand is what an output warp's lane needs as right operand, so
 // the mailboxes are read and written 16 bytes a lane without conflict.
 //
-// Output warps load everything: K, Q and A a chunk ahead into second buffers, V into its only one as
-// soon as V' says that it has been read. A thread of 512 has 128 registers at most; a state warp's
-// hold 64 of S, 32 of a product and 16 of rounded values, so it keeps next to nothing else: half of
-// V'^T at a time, fragments of S read back from the mailbox, the block's place worked out again
-// where it is needed.
+// Output warps load everything: K, Q and A a chunk ahead into second buffers, V into its only one
+// as soon as V' says that it has been read. A thread of 512 has 128 registers at most; a state
+// warp's hold 64 of S, 32 of a product and 16 of rounded values, so it keeps next to nothing else:
+// half of V'^T at a time, fragments of S read back from the mailbox, the block's place worked out
+// again where it is needed.
 //
 // At a value tile of 64 (an option) 4 + 4 warps do the same for half a head.
 //
