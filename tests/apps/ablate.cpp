@@ -1,5 +1,6 @@
 #include "apps/process.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
