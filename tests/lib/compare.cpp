@@ -48,14 +48,15 @@ TEST_CASE("the measures are those of their definitions")
   CHECK(c.relative_rms == doctest::Approx(std::sqrt(1.25 / 39.0)).epsilon(1e-14));
   CHECK(c.max_abs == 1);
   CHECK(c.over_tolerance == 2);
-  CHECK(c.worst.index == std::vector<std::int64_t>{3});  // an excess of 0.4 against 0.1
+  CHECK(c.worst.index == std::vector<std::int64_t>{3});  // 1 / 0.6 against 0.5 / 0.4
   CHECK(c.worst.got == 4);
   CHECK(c.worst.expected == 5);
   CHECK(c.within(0.18));
   CHECK_FALSE(c.within(0.17));
 }
 
-TEST_CASE("the worst element is the first of the largest excess, not of the largest difference")
+TEST_CASE(
+    "the worst element is the first that exceeds its tolerance most, not the largest difference")
 {
   const HostTensor expected = tensor({4}, {1000, 1, 1, 1});
   const HostTensor got = tensor({4}, {1002, 1, 1.5F, 1.5F});

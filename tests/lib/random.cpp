@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+using gdnflow::Rounded;
 using namespace gdnflow::random;
 
 namespace {
