@@ -34,18 +34,14 @@ Problem small_problem() {
 /// Memory for intermediates, aligned as it must be.
 class Workspace {
  public:
-  explicit Workspace(std::int64_t bytes) : bytes_(bytes), memory_(bytes + Plan::alignment) {
-    data_ = memory_.data();
-    std::size_t space = memory_.size();
-    REQUIRE(std::align(Plan::alignment, static_cast<std::size_t>(bytes), data_, space) != nullptr);
-  }
-  void* data() const noexcept { return data_; }
-  std::int64_t bytes() const noexcept { return bytes_; }
+  explicit Workspace(std::int64_t bytes) : memory_(bytes + misalignment) {}
+  /// Aligned to nothing in particular.
+  void* data() const noexcept { return memory_.data() + misalignment; }
+  std::int64_t bytes() const noexcept { return std::ssize(memory_) - misalignment; }
 
  private:
-  std::int64_t bytes_;
-  std::vector<std::byte> memory_;
-  void* data_ = nullptr;
+  static constexpr std::ptrdiff_t misalignment = 8;
+  mutable std::vector<std::byte> memory_;
 };
 
 PrefillTensors tensors_of(Externals& x) {
@@ -197,9 +193,6 @@ TEST_CASE("wrong arguments are refused in one line before anything is written")
                [&] { prefill(p, good, workspace.data(), 16); });
   expect_error(ErrorCode::invalid_argument, {"prefill: workspace", "null pointer"},
                [&] { prefill(p, good, nullptr, workspace.bytes()); });
-  expect_error(ErrorCode::invalid_argument, {"prefill: workspace", "aligned to 256"}, [&] {
-    prefill(p, good, static_cast<std::byte*>(workspace.data()) + 8, workspace.bytes());
-  });
   expect_error(ErrorCode::invalid_argument, {"recipe", "'nothing'"}, [&] {
     prefill(p, good, workspace.data(), workspace.bytes(), nullptr, {.recipe = "nothing"});
   });
