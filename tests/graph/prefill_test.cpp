@@ -31,7 +31,7 @@ Problem small_problem() {
   return p;
 }
 
-/// Memory for intermediates, aligned as it must be.
+/// Memory for intermediates.
 class Workspace {
  public:
   explicit Workspace(std::int64_t bytes) : memory_(bytes + misalignment) {}
