@@ -544,7 +544,9 @@ TEST_CASE("one call on a stream, and inside a capture of the caller's")
   TensorView on_host = t.k;
   on_host.device = {};
   t.k = on_host;
+  const std::int64_t bytes = prefill_workspace_bytes(p, host.capacity(), gpu);
+  const DeviceTensor workspace(DType::u8, {bytes});
   expect_error(ErrorCode::invalid_argument,
                {"prefill: k: expected bf16[320,2,128] cuda:0", "got bf16[320,2,128] host"},
-               [&] { prefill(p, t, nullptr, 0); });
+               [&] { prefill(p, t, workspace.view().data, bytes); });
 }
