@@ -64,11 +64,11 @@ void describe(po::options_description& options) {
   add_variant_option(options);
   add_problem_options(options);
   options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
-                        "of the inputs")("seconds",
-                                         po::value<double>()->default_value(0.2)->value_name("X"),
-                                         "time to spend on each measurement")(
-      "csv", po::value<std::string>()->value_name("FILE"), "write all numbers as CSV")(
-      "json", po::value<std::string>()->implicit_value("-")->value_name("[FILE]"),
+                        "of the inputs")(
+      "seconds", po::value<double>()->default_value(0.2, "0.2")->value_name("X"),
+      "time to spend on each measurement")("csv", po::value<std::string>()->value_name("FILE"),
+                                           "write all numbers as CSV")(
+      "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print everything as JSON in place of the table, or write it to a file")(
       "svg", po::value<std::string>()->value_name("FILE"), "write a plot (with gnuplot)")(
       "from", po::value<std::string>()->value_name("FILE"),

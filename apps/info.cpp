@@ -56,9 +56,9 @@ void describe(po::options_description& options) {
       "checkpoint the state every N tokens, a multiple of 64; 0: never")(
       "checkpoint-indices", po::bool_switch(), "checkpoints go to rows of a pool")(
       "zero-padding", po::bool_switch(), "zero the rows of o that no sequence owns")(
-      "dot", po::value<std::string>()->implicit_value("pipeline")->value_name("[plan]"),
-      "print only the pipeline, or its plan with the arena, as Graphviz")(
-      "json", po::value<std::string>()->implicit_value("-")->value_name("[FILE]"),
+      "dot", po::value<std::string>()->implicit_value("pipeline")->value_name("WHAT"),
+      "print only the pipeline (or with plan its plan and arena) as Graphviz")(
+      "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print everything as JSON, or write it to a file");
 }
 

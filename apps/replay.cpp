@@ -52,7 +52,7 @@ void describe(po::options_description& options) {
       "of the lengths and the inputs")(
       "check", po::value<std::int64_t>()->default_value(4)->value_name("N"),
       "batches, evenly spread, that are compared with the fp64 oracle; 0: none")(
-      "json", po::value<std::string>()->implicit_value("-")->value_name("[FILE]"),
+      "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print the result as JSON, or write it to a file");
 }
 

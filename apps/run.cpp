@@ -53,7 +53,7 @@ void describe(po::options_description& options) {
       "timed runs, of which the median is given; default: 1 on the host, 20 on a GPU")(
       "output", po::value<std::string>()->value_name("FILE"),
       "write o and final_state to a safetensors file")(
-      "json", po::value<std::string>()->implicit_value("-")->value_name("[FILE]"),
+      "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print the result as JSON, or write it to a file");
 }
 

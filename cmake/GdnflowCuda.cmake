@@ -2,7 +2,7 @@
 
 set(GDNFLOW_CUDA AUTO CACHE STRING "Build the GPU stages: AUTO (where nvcc is), ON or OFF")
 set_property(CACHE GDNFLOW_CUDA PROPERTY STRINGS AUTO ON OFF)
-option(GDNFLOW_CUDA_PTX "Embed PTX of the newest architecture, for GPUs that come later" ON)
+option(GDNFLOW_CUDA_PTX "Embed PTX too, for GPUs that are not in the list or come later" ON)
 option(GDNFLOW_RESOURCE_REPORT "Keep what ptxas says of each kernel beside the objects" ${GDNFLOW_BUILD_TESTS})
 
 # The machine's own GPUs, e.g. "90a;120"; 90a where there is none. `native` would give 90, which
@@ -19,6 +19,8 @@ function(gdnflow_default_architectures result)
       list(REMOVE_DUPLICATES architectures)
       list(TRANSFORM architectures REPLACE "\\." "")
       list(TRANSFORM architectures REPLACE "^90$" "90a")
+      # GPUs from before 8.0 have no bf16 matrix instructions; the host does their part.
+      list(FILTER architectures EXCLUDE REGEX "^[1-7].$")
     endif()
   endif()
   if(NOT architectures)
@@ -27,10 +29,11 @@ function(gdnflow_default_architectures result)
   set(${result} "${architectures}" PARENT_SCOPE)
 endfunction()
 
-# Machine code for each architecture of the list, and PTX for the newest alone. PTX of 90a runs on
-# nothing but 9.0, so there the plain 90 is embedded.
+# Machine code for each architecture of the list, and PTX for the newest that other GPUs can run: PTX
+# of 90a runs on nothing but 9.0, so a list of that alone embeds 90's, at the cost of another pass.
 function(gdnflow_nvcc_architectures result)
   set(newest 0)
+  set(newest_portable 0)
   foreach(architecture IN LISTS ARGN)
     if(NOT architecture MATCHES "^[0-9]+[af]?$")
       message(FATAL_ERROR "GDNFLOW_CUDA_ARCHITECTURES: expected numbers such as 80 or 90a, got '${architecture}'")
@@ -42,10 +45,15 @@ function(gdnflow_nvcc_architectures result)
     if(number GREATER newest)
       set(newest ${number})
     endif()
+    if(number STREQUAL architecture AND number GREATER newest_portable)
+      set(newest_portable ${number})
+    endif()
   endforeach()
   list(TRANSFORM ARGN APPEND "-real" OUTPUT_VARIABLE list)
-  if(GDNFLOW_CUDA_PTX)
-    list(APPEND list "${newest}-virtual")
+  if(GDNFLOW_CUDA_PTX AND newest_portable)
+    list(APPEND list ${newest_portable}-virtual)
+  elseif(GDNFLOW_CUDA_PTX)
+    list(APPEND list ${newest}-virtual)
   endif()
   set(${result} "${list}" PARENT_SCOPE)
 endfunction()

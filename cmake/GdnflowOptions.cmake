@@ -39,6 +39,10 @@ target_compile_features(gdnflow_flags INTERFACE cxx_std_20)
 target_compile_options(gdnflow_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow>
   $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra;--Werror=cross-execution-space-call>)
+# g++ 12 sees overlapping copies in assignments of literals to strings, where there are none.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(gdnflow_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 # Parallel loops run over heads and sequences, so Eigen's products stay on one thread.
 target_compile_definitions(gdnflow_flags INTERFACE EIGEN_DONT_PARALLELIZE)
 if(GDNFLOW_WERROR)

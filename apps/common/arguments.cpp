@@ -66,6 +66,8 @@ Device device_from(const po::variables_map& arguments) {
     throw UsageError("--device: expected host, since this build has no GPU stages, got '" + name +
                      "'");
   }
+  if (gpus == 0)
+    throw UsageError("--device: expected host, since no GPU was found, got '" + name + "'");
   const std::int64_t index =
       name == "cuda" ? 0 : parse_integer("device", std::string_view(name).substr(5), 0);
   if (index >= gpus) {

@@ -26,14 +26,14 @@ std::string quoted(std::string text) {
   for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) {
     text.insert(at, 1, '\'');
   }
-  return "'" + text + "'";
+  return fmt::format("'{}'", text);
 }
 
 // A field of a data block: quoted, so without quotes and line breaks of its own.
 std::string field(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '"' || c == '\\' || c == '\n'; }, ' ');
-  return "\"" + text + "\"";
+  return fmt::format("\"{}\"", text);
 }
 
 // A data block with a column a pipeline and one more value a case in the last column.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -94,48 +96,65 @@ std::string quoted(std::string_view text) {
   return out + "\"";
 }
 
-/// Stages as boxes (core ones filled, optional ones dashed), external tensors as ellipses.
-/// `note` adds a line to the label of an intermediate.
+/// A label of several lines. Graphviz reads \n in a label as a line break, so the breaks are put in
+/// behind the quoting.
+std::string label(const std::vector<std::string>& lines) {
+  std::vector<std::string> bodies;
+  for (const std::string& line : lines) {
+    const std::string text = quoted(line);
+    bodies.push_back(text.substr(1, text.size() - 2));
+  }
+  return fmt::format("\"{}\"", fmt::join(bodies, "\\n"));
+}
+
+/// Stages as boxes (core ones filled, optional ones dashed), external tensors as ellipses, and one
+/// arrow between two stages with all that flows there. `note` adds to an intermediate's line.
 std::string dot(const Pipeline& pipeline, const std::function<std::string(int edge)>& note) {
   std::string text = fmt::format("digraph {} {{\n", quoted(pipeline.id()));
   text += "  rankdir=TB;\n  node [fontname=\"Helvetica\", fontsize=11];\n";
   text += "  edge [fontname=\"Helvetica\", fontsize=9];\n";
-  // Graphviz reads \n in a label as a line break, so it is put in behind the quoting.
-  const auto label = [](std::string_view first, std::string_view second) {
-    return quoted(first).substr(0, quoted(first).size() - 1) + "\\n" + quoted(second).substr(1);
-  };
-  for (const Node& node : pipeline.nodes()) {
+  const auto box = [&](int n) { return quoted("node " + pipeline.nodes()[n].name); };
+  for (std::size_t n = 0; n < pipeline.nodes().size(); ++n) {
+    const Node& node = pipeline.nodes()[n];
     std::vector<std::string_view> style;
     if (node.core) style.push_back("filled");
     if (node.optional) style.push_back("dashed");
-    text += fmt::format("  {} [shape=box, label={}, style={}];\n", quoted("node " + node.name),
-                        label(node.name, variant_text(node)),
+    text += fmt::format("  {} [shape=box, label={}, style={}];\n", box(static_cast<int>(n)),
+                        label({node.name, variant_text(node)}),
                         quoted(fmt::format("{}", fmt::join(style, ","))));
   }
+  std::map<std::pair<int, int>, std::vector<std::string>> flows;
   for (std::size_t e = 0; e < pipeline.edges().size(); ++e) {
     const Edge& edge = pipeline.edges()[e];
-    const bool external = edge.kind != EdgeKind::intermediate;
+    std::string line = fmt::format("{} {}", edge.name, type_text(edge, pipeline));
     const std::string tensor = quoted("tensor " + edge.name);
-    std::string shape = type_text(edge, pipeline);
-    if (external) {
-      text += fmt::format("  {} [shape=ellipse, label={}];\n", tensor, label(edge.name, shape));
-    } else if (const std::string extra = note(static_cast<int>(e)); !extra.empty()) {
-      shape += " " + extra;
+    if (edge.kind == EdgeKind::intermediate) {
+      line += note(static_cast<int>(e));
+    } else {
+      text += fmt::format("  {} [shape=ellipse, label={}];\n", tensor,
+                          label({edge.name, type_text(edge, pipeline)}));
     }
-    const auto node = [&](int n) { return quoted("node " + pipeline.nodes()[n].name); };
-    const auto arrow = [&](const std::string& from, const std::string& to) {
-      text += external ? fmt::format("  {} -> {};\n", from, to)
-                       : fmt::format("  {} -> {} [label={}];\n", from, to, label(edge.name, shape));
-    };
     // The tensor's way: from its writer (or the caller) through the changes to the readers.
-    std::string source = edge.writer >= 0 ? node(edge.writer) : tensor;
+    int source = edge.writer;
+    const auto arrow = [&](int to) {
+      if (source >= 0) {
+        flows[{source, to}].push_back(line);
+      } else {
+        text += fmt::format("  {} -> {};\n", tensor, box(to));
+      }
+    };
     for (const int modifier : edge.modifiers) {
-      arrow(source, node(modifier));
-      source = node(modifier);
+      arrow(modifier);
+      source = modifier;
     }
-    for (const int reader : edge.readers) arrow(source, node(reader));
-    const bool leaves = edge.kind == EdgeKind::output || !edge.modifiers.empty();
-    if (external && leaves) text += fmt::format("  {} -> {};\n", source, tensor);
+    for (const int reader : edge.readers) arrow(reader);
+    const bool leaves =
+        edge.kind == EdgeKind::output || (edge.kind == EdgeKind::input && !edge.modifiers.empty());
+    if (leaves) text += fmt::format("  {} -> {};\n", box(source), tensor);
+  }
+  for (const auto& [ends, lines] : flows) {
+    text +=
+        fmt::format("  {} -> {} [label={}];\n", box(ends.first), box(ends.second), label(lines));
   }
   return text + "}\n";
 }
@@ -192,7 +211,7 @@ std::string to_string(const Plan& plan) {
 std::string to_dot(const Plan& plan) {
   return dot(plan.pipeline(), [&](int edge) {
     for (const Placement& placement : plan.placements()) {
-      if (placement.edge == edge) return fmt::format("at {}", placement.offset);
+      if (placement.edge == edge) return fmt::format(" at {}", placement.offset);
     }
     return std::string();
   });

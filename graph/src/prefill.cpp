@@ -156,16 +156,20 @@ void collect_tensors(Entry& entry, const PrefillTensors& tensors) {
   }
 }
 
-void check_workspace(const Plan& plan, const void* workspace, std::int64_t bytes) {
-  if (plan.arena_bytes() == 0) return;
-  if (workspace == nullptr || bytes < plan.arena_bytes()) {
-    refuse(fmt::format("workspace: expected at least {} bytes, got {}", plan.arena_bytes(),
+/// What `prefill_workspace_bytes` promises: the arena, and room to align it.
+std::int64_t workspace_bytes_of(const Plan& plan) {
+  return plan.arena_bytes() == 0 ? 0 : plan.arena_bytes() + Plan::alignment - 1;
+}
+
+/// The arena within the caller's workspace.
+void* aligned_arena(const Plan& plan, void* workspace, std::int64_t bytes) {
+  if (plan.arena_bytes() == 0) return nullptr;
+  if (workspace == nullptr || bytes < workspace_bytes_of(plan)) {
+    refuse(fmt::format("workspace: expected at least {} bytes, got {}", workspace_bytes_of(plan),
                        workspace == nullptr ? "a null pointer" : fmt::to_string(bytes)));
   }
-  if (reinterpret_cast<std::uintptr_t>(workspace) % Plan::alignment != 0) {
-    refuse(fmt::format("workspace: expected an address aligned to {} bytes, got {}",
-                       +Plan::alignment, fmt::ptr(workspace)));
-  }
+  constexpr auto mask = static_cast<std::uintptr_t>(Plan::alignment - 1);
+  return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace) + mask) & ~mask);
 }
 
 /// Runs what is bound; the first call on a shape also loads its kernels.
@@ -190,7 +194,7 @@ void run(Entry& entry, [[maybe_unused]] Stream stream) {
 
 std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& capacity,
                                      Device device, const PrefillOptions& options) {
-  return find_entry(problem, capacity, device, options).bound.plan().arena_bytes();
+  return workspace_bytes_of(find_entry(problem, capacity, device, options).bound.plan());
 }
 
 void prefill(const Problem& problem, const PrefillTensors& tensors, void* workspace,
@@ -199,9 +203,9 @@ void prefill(const Problem& problem, const PrefillTensors& tensors, void* worksp
   const Capacity capacity = capacity_of(problem, tensors, sequences);
   Entry& entry = find_entry(problem, capacity, tensors.q.device, options);
   collect_tensors(entry, tensors);
-  check_workspace(entry.bound.plan(), workspace, workspace_bytes);
+  void* const arena = aligned_arena(entry.bound.plan(), workspace, workspace_bytes);
   // An arena is "new" only where its address differs, so a repeated call recomputes nothing.
-  entry.bound.propose(entry.tensors, workspace);
+  entry.bound.propose(entry.tensors, arena);
   entry.bound.commit();
   run(entry, stream);
 }

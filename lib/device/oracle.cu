@@ -166,7 +166,7 @@ __device__ void run_item(const Params& p, std::int64_t item) {
 }
 
 template <int RowsPerLane>
-__global__ void __launch_bounds__(threads) oracle_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(threads, 1) oracle_kernel(const __grid_constant__ Params p) {
   for (std::int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
     run_item<RowsPerLane>(p, item);
   }

@@ -74,7 +74,7 @@ Difference compare_rows(const TensorView& got, Tolerance tolerance, ExpectedRow 
   const std::int64_t rows = got.elements() / length;
   std::vector<Difference> blocks(static_cast<std::size_t>((rows + block_rows - 1) / block_rows));
 #if defined(_OPENMP)
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows > block_rows)
 #endif
   for (std::int64_t block = 0; block < std::ssize(blocks); ++block) {
     std::vector<double> got_row(static_cast<std::size_t>(length));

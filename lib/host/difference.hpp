@@ -1,6 +1,6 @@
 #pragma once
 
-#include "host_device.hpp"
+#include "rounded.hpp"
 
 #include <cstdint>
 
@@ -14,13 +14,17 @@ struct Difference {
   double max_abs = 0;
   std::int64_t over_tolerance = 0;
   std::int64_t nonfinite_mismatches = 0;
-  double worst_excess = 0;
+  double worst_share = 0;         ///< |difference| over its tolerance
   std::int64_t worst_index = -1;  ///< row-major; -1: no element yet
   double worst_got = 0;
   double worst_expected = 0;
 };
 
 GDNFLOW_HOST_DEVICE inline bool is_finite_number(double x) { return x - x == 0; }
+
+/// Shares that no quotient reaches: a mismatch, and a difference where none is tolerated.
+inline constexpr double most_share = 1.7976931348623157e308;
+inline constexpr double beyond_bounds = most_share / 2;
 
 /// The measures of one element.
 GDNFLOW_HOST_DEVICE inline Difference difference_of(double got, double expected, double absolute,
@@ -34,24 +38,24 @@ GDNFLOW_HOST_DEVICE inline Difference difference_of(double got, double expected,
     d.max_abs = difference < 0 ? -difference : difference;
     d.squared_difference = difference * difference;
     d.squared_expected = expected * expected;
-    d.worst_excess = d.max_abs - (absolute + relative * (expected < 0 ? -expected : expected));
-    d.over_tolerance = d.worst_excess > 0 ? 1 : 0;
+    const Rounded bound =
+        Rounded(absolute) + Rounded(relative) * (expected < 0 ? -expected : expected);
+    d.over_tolerance = d.max_abs > bound.value ? 1 : 0;
+    d.worst_share = bound.value > 0 ? d.max_abs / bound.value : d.max_abs > 0 ? beyond_bounds : 0;
     return d;
   }
   const bool both_nan = got != got && expected != expected;
   const bool same = both_nan || got == expected;
   d.nonfinite_mismatches = same ? 0 : 1;
   d.over_tolerance = d.nonfinite_mismatches;
-  // Nothing exceeds a mismatch, and nothing falls short of an agreement.
-  constexpr double most = 1.7976931348623157e308;
-  d.worst_excess = same ? -most : most;
+  d.worst_share = same ? 0 : most_share;
   return d;
 }
 
 GDNFLOW_HOST_DEVICE inline Difference merge(const Difference& a, const Difference& b) {
   const bool b_is_worse =
-      b.worst_index >= 0 && (a.worst_index < 0 || b.worst_excess > a.worst_excess ||
-                             (b.worst_excess == a.worst_excess && b.worst_index < a.worst_index));
+      b.worst_index >= 0 && (a.worst_index < 0 || b.worst_share > a.worst_share ||
+                             (b.worst_share == a.worst_share && b.worst_index < a.worst_index));
   Difference out = b_is_worse ? b : a;
   out.squared_difference = a.squared_difference + b.squared_difference;
   out.squared_expected = a.squared_expected + b.squared_expected;

@@ -17,6 +17,9 @@
 namespace gdnflow {
 namespace {
 
+// Elements below which waking other threads costs more than they save.
+[[maybe_unused]] constexpr std::int64_t least_parallel = 1 << 14;
+
 constexpr std::array<std::pair<Distribution, std::string_view>, 10> names{{
     {Distribution::random_decay, "random_decay"},
     {Distribution::mixed, "mixed"},
@@ -84,13 +87,13 @@ void fill_on_host(const random::InputSpec& spec, const TensorView& out) {
     if (spec.normalized) {
       const std::int64_t rows = spec.elements / spec.row;
 #if defined(_OPENMP)
-#pragma omp parallel for
+#pragma omp parallel for if (spec.elements >= least_parallel)
 #endif
       for (std::int64_t row = 0; row < rows; ++row) random::make_row(spec, row, store);
     } else {
       constexpr std::int64_t run = 4096;
 #if defined(_OPENMP)
-#pragma omp parallel for
+#pragma omp parallel for if (spec.elements >= least_parallel)
 #endif
       for (std::int64_t first = 0; first < spec.elements; first += run) {
         random::make_elements(spec, first, std::min(run, spec.elements - first), store);
@@ -147,7 +150,7 @@ void fill_uniform(std::uint64_t seed, float low, float high, const TensorView& o
       T* data = out.as<T>();
       const std::int64_t elements = out.elements();
 #if defined(_OPENMP)
-#pragma omp parallel for
+#pragma omp parallel for if (elements >= least_parallel)
 #endif
       for (std::int64_t i = 0; i < elements; ++i) {
         data[i] = static_cast<T>(random::uniform_value(seed, low, high, i));

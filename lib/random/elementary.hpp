@@ -1,6 +1,6 @@
 #pragma once
 
-#include "random/rounded.hpp"
+#include "rounded.hpp"
 
 #include <cmath>
 #include <cstdint>

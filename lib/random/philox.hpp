@@ -1,6 +1,6 @@
 #pragma once
 
-#include "random/rounded.hpp"
+#include "host_device.hpp"
 
 #include <cstdint>
 

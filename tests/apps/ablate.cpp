@@ -1,5 +1,6 @@
 #include "apps/process.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -52,7 +53,7 @@ TEST_CASE("the standard cases run scaled down on the host, all right against the
     CHECK(result.at("v_heads").get<int>() <= 8);
     CHECK(result.at("floor_ms").is_null());
     for (const char* id : {"naive", "residual"}) {
-      const Json& pipeline = find(result.at("pipelines"), "id", id);
+      const Json pipeline = find(result.at("pipelines"), "id", id);
       CHECK(pipeline.at("core_ms").get<double>() > 0);
     }
     for (const Json& pipeline : result.at("pipelines")) {
@@ -68,7 +69,7 @@ TEST_CASE("the standard cases run scaled down on the host, all right against the
     CHECK(find(result.at("pipelines"), "id", "naive").at("ratio_to_baseline") == 1.0);
   }
   // Proportions: whole chunks scaled to 256 tokens, the tail and the ratio of heads kept.
-  const Json& tail = find(report.at("cases"), "name", "short_tail_state");
+  const Json tail = find(report.at("cases"), "name", "short_tail_state");
   CHECK(tail.at("lengths") == Json::array({3 * 64 + 1}));
   CHECK(tail.at("initial_state") == true);
   CHECK(find(report.at("cases"), "name", "batch_split_gva").at("lengths") ==

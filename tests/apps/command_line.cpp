@@ -65,7 +65,7 @@ TEST_CASE("every program refuses what it does not know in one line")
 
 TEST_CASE("devices, pipelines, variants and choices are refused with what there is")
 {
-  for (const std::string& program : {"ablate", "replay", "info"}) {
+  for (const char* program : {"ablate", "replay", "info"}) {
     check_refusal(program, {"--device", "tpu"}, "expected host, cuda or cuda:N, got 'tpu'");
     check_refusal(program, {"--device", "host", "--state-layout", "kk"},
                   "expected one of kv, vk, got 'kk'");

@@ -2,6 +2,7 @@
 
 #include "apps/process.hpp"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <string>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -20,12 +21,23 @@ class DeviceTensor {
     view_.device = {DeviceType::cuda, 0};
     REQUIRE(cudaMemcpy(view_.data, host.data, span_bytes(), cudaMemcpyHostToDevice) == cudaSuccess);
   }
+  /// A dense tensor whose every byte is 0xff: NaN in each floating type, -1 in the integers.
+  DeviceTensor(DType dtype, const std::vector<std::int64_t>& extents)
+      : view_(TensorView::dense(nullptr, dtype, extents, {DeviceType::cuda, 0})) {
+    const std::size_t bytes = std::max<std::size_t>(span_bytes(), 1);
+    REQUIRE(cudaMalloc(&view_.data, bytes) == cudaSuccess);
+    REQUIRE(cudaMemset(view_.data, 0xff, bytes) == cudaSuccess);
+  }
   DeviceTensor(const DeviceTensor&) = delete;
   DeviceTensor& operator=(const DeviceTensor&) = delete;
   ~DeviceTensor() { (void)cudaFree(view_.data); }
 
   const TensorView& view() const noexcept { return view_; }
 
+  /// Copies a host tensor of the same shape and strides over this one. Waits for the device.
+  void upload(const TensorView& host) const {
+    REQUIRE(cudaMemcpy(view_.data, host.data, span_bytes(), cudaMemcpyHostToDevice) == cudaSuccess);
+  }
   /// Waits for the device and copies everything back, gaps between strides included.
   void download(const TensorView& host) const {
     REQUIRE(cudaMemcpy(host.data, view_.data, span_bytes(), cudaMemcpyDeviceToHost) == cudaSuccess);

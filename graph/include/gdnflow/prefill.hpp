@@ -49,7 +49,7 @@ GDNFLOW_API std::int64_t prefill_workspace_bytes(const Problem& problem, const C
 /// The prefill forward pass in one call: runs on the tensors' device, enqueued on `stream` for CUDA
 /// (no synchronisation, may be captured), to completion on the host. The capacity is taken from
 /// the tensors: T of q, N of cu_seqlens (or of `sequences` where dense). `workspace` holds
-/// intermediates: at least prefill_workspace_bytes(), 256-byte aligned, used by one stream at a
+/// intermediates: at least prefill_workspace_bytes(), of any alignment, used by one stream at a
 /// time. Plans are kept per thread, so a repeated shape costs no planning. Thread-safe.
 /// Errors: invalid_argument, one line with what, expected and got, before anything is launched;
 /// unsupported where no variant can serve; cuda.

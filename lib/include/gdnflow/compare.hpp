@@ -23,9 +23,11 @@ struct Comparison {
                             ///< the difference where the expected norm is 0
   double max_abs = 0;
   std::int64_t elements = 0;
-  std::int64_t over_tolerance = 0;        ///< |got - expected| > absolute + relative |expected|
+  std::int64_t over_tolerance = 0;        ///< |got - expected| > absolute + relative |expected|,
+                                          ///< or a mismatch of the next kind
   std::int64_t nonfinite_mismatches = 0;  ///< finite on one side only, or a different infinity
-  WorstElement worst{};                   ///< by excess over the tolerance; a mismatch comes first
+  WorstElement worst{};  ///< by difference / tolerance; a mismatch comes first, then the
+                         ///< first by index
 
   /// Whether the measures are within bounds; NaN never is.
   bool within(double most_relative_rms) const noexcept {

@@ -43,7 +43,8 @@ enum class InputKind : std::uint8_t { q, k, v, g, beta, initial_state };
 GDNFLOW_API void fill_input(InputKind kind, Distribution distribution, std::uint64_t seed,
                             const TensorView& out);
 
-/// Fills a dense tensor with uniform numbers in [low, high), by the same generator.
+/// Fills a dense tensor with uniform numbers in (low, high), then rounded to its type, by the same
+/// generator. Errors: invalid_argument unless low < high are finite; else as above.
 GDNFLOW_API void fill_uniform(std::uint64_t seed, float low, float high, const TensorView& out);
 
 }  // namespace gdnflow

@@ -62,4 +62,5 @@
 ///   chunk_output    q, k, v_new, chunk_states, g_cumsum -> o
 ///   fused_prefill   q, k, v, g_cumsum, beta, A, states -> o, final_state, checkpoints
 ///   one_pass        q, k, v, g, beta, cu_seqlens, prefix_lens, states -> o, final_state,
-///   checkpoints zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero
+///                   checkpoints
+///   zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero

@@ -2,7 +2,7 @@
 
 #include "host_device.hpp"
 
-namespace gdnflow::random {
+namespace gdnflow {
 
 /// A double whose operations are each rounded once, to nearest even. nvcc and some hosts' compilers
 /// contract a * b + c into one operation where they please, and their exp and log differ in the
@@ -48,4 +48,4 @@ GDNFLOW_HOST_DEVICE inline Rounded operator/(Rounded a, Rounded b) {
 #endif
 }
 
-}  // namespace gdnflow::random
+}  // namespace gdnflow
