@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "device/mma.cuh"
 #include "device/state_io.cuh"
@@ -150,22 +151,6 @@ __device__ __forceinline__ void load_decays(ChunkDecays& decays, const StateWalk
   decays.to_end[token] = there ? expf(last - gc) : 0.0F;
 }
 
-/// Where the state behind a chunk goes as a checkpoint; -1 where it is none.
-template <class T>
-__device__ __forceinline__ std::int64_t checkpoint_row(const StateWalkParams<T>& p,
-                                                       const device::Chunk& chunk,
-                                                       std::int64_t first_number) {
-  const std::int64_t every = p.states.checkpoint_interval / chunk_tokens;
-  if (every == 0 || p.checkpoint_offsets == nullptr) return -1;
-  const std::int64_t reached = std::int64_t{chunk.number} + 1;
-  if (reached % every != 0) return -1;
-  const std::int64_t compact =
-      p.checkpoint_offsets[chunk.sequence] + reached / every - first_number / every - 1;
-  // A last chunk that stops short of its border has no row.
-  if (compact >= p.checkpoint_offsets[chunk.sequence + 1]) return -1;
-  return p.states.checkpoint_row(compact);
-}
-
 /// Walks a block's chunks. `Form` makes the new values:
 ///   typename Form::Params   derives from StateWalkParams<T>
 ///   typename Form::Storage  derives from StateWalkStorage<T, D>
@@ -184,7 +169,7 @@ __device__ void walk_states(const typename Form::Params& p, typename Form::Stora
   StateRegisters<D> state;
   state.load(p.states.initial, p.states.initial_row(place.sequence), place);
   device::Chunk next = begin < end ? p.chunks.at(begin) : device::Chunk{};
-  const std::int64_t first_number = next.number;
+  const std::int32_t first_number = next.number;
   for (int index = begin; index < end; ++index) {
     const device::Chunk chunk = next;
     if (index + 1 < end) next = p.chunks.at(index + 1);  // its latency hides behind this chunk
@@ -221,7 +206,8 @@ __device__ void walk_states(const typename Form::Params& p, typename Form::Stora
           },
           [&](int k, int n) { return device::load_b(shared.decayed, k, n); });
     }
-    state.store(p.states.checkpoints, checkpoint_row(p, chunk, first_number), place);
+    state.store(p.states.checkpoints,
+                checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), place);
     __syncthreads();  // the tiles are free for the next chunk
   }
   state.store(p.states.final, p.states.final_row(place.sequence), place);

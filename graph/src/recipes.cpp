@@ -11,6 +11,14 @@
 namespace gdnflow {
 namespace {
 
+/// A stage of a recipe and the variant it takes; "" leaves the choice to the stage's list.
+struct Use {
+  std::string_view stage;
+  std::string_view variant = "";
+  bool on_gpu_only =
+      false;  ///< elsewhere the stage's list chooses; else the recipe is refused there
+};
+
 /// Composes a recipe's pipeline: declares the external tensors that a problem asks for, renames
 /// what the optional stages in front produce, and passes variants on.
 class Composer {
@@ -20,7 +28,8 @@ class Composer {
       : builder_(std::string(recipe.id), registry, problem, capacity, device),
         registry_(registry),
         problem_(problem),
-        overrides_(overrides) {
+        overrides_(overrides),
+        on_gpu_(device.device.type == DeviceType::cuda) {
     const bool raw = problem.gate == GateForm::raw;
     const bool logit = problem.beta == BetaForm::logit;
     std::vector<std::string> inputs{"q", "k", "v"};
@@ -50,23 +59,23 @@ class Composer {
   /// The stages that turn what the caller hands over into what the others read.
   void add_front() {
     if (problem_.gate != GateForm::log_decay || problem_.beta != BetaForm::ready) {
-      add("gate");
+      add({"gate"});
       names_["g"] = "g_ready";
       names_["beta"] = "beta_ready";
     }
     if (problem_.qk_norm) {
-      add("qk_norm");
+      add({"qk_norm"});
       names_["q"] = "q_normalized";
       names_["k"] = "k_normalized";
     }
   }
 
-  void add(std::string_view stage, bool core = false, bool optional = false) {
-    StageUse use;
-    use.core = core;
-    use.optional = optional;
+  void add(const Use& recipe, StageUse use = {}) {
+    const std::string_view stage = recipe.stage;
     if (const auto found = overrides_.find(stage); found != overrides_.end()) {
       use.variant = found->second;
+    } else if (!recipe.variant.empty() && (on_gpu_ || !recipe.on_gpu_only)) {
+      use.variant = VariantChoice{std::string(recipe.variant), {}};
     }
     if (registry_.contains(stage)) {
       const Stage& definition = registry_.find(stage);
@@ -78,7 +87,7 @@ class Composer {
   }
 
   Pipeline finish() {
-    if (problem_.zero_padding) add("zero_padding", false, true);
+    if (problem_.zero_padding) add({"zero_padding"}, {.optional = true});
     return builder_.build();
   }
 
@@ -87,20 +96,21 @@ class Composer {
   const Registry& registry_;
   const Problem& problem_;
   const VariantOverrides& overrides_;
+  bool on_gpu_;
   std::map<std::string, std::string> names_;
 };
 
-/// The pipelines of the ladder differ in their core stages; what stands in front is the same.
-template <const auto& core_stages>
+/// The pipelines of the ladder differ in their core stages and, for the plainest, in how what
+/// stands in front is made.
+template <const auto& front, const auto& core>
 Pipeline chunked(const Recipe& recipe, const Registry& registry, const Problem& problem,
                  const Capacity& capacity, const DeviceInfo& device,
                  const VariantOverrides& overrides) {
   Composer composer(recipe, registry, problem, capacity, device, overrides);
-  composer.add("chunk_index");
+  composer.add({"chunk_index"});
   composer.add_front();
-  composer.add("chunk_cumsum");
-  composer.add("kkt_solve");
-  for (const std::string_view stage : core_stages) composer.add(stage, true);
+  for (const Use& use : front) composer.add(use);
+  for (const Use& use : core) composer.add(use, {.core = true});
   return composer.finish();
 }
 
@@ -110,21 +120,36 @@ Pipeline token_by_token(const Recipe& recipe, const Registry& registry, const Pr
                         const VariantOverrides& overrides) {
   Composer composer(recipe, registry, problem, capacity, device, overrides);
   composer.add_front();
-  composer.add("one_pass");
+  composer.add({"one_pass"});
   return composer.finish();
 }
 
-constexpr std::array<std::string_view, 3> naive_core{"wu", "chunk_state", "chunk_output"};
-constexpr std::array<std::string_view, 2> residual_core{"residual_state", "chunk_output"};
-constexpr std::array<std::string_view, 1> fused_core{"fused_prefill"};
+constexpr std::array<Use, 2> plain_front{
+    {{"chunk_cumsum", "naive", true}, {"kkt_solve", "naive", true}}};
+constexpr std::array<Use, 2> best_front{{{"chunk_cumsum"}, {"kkt_solve"}}};
+constexpr std::array<Use, 3> naive_core{
+    {{"wu", "naive", true}, {"chunk_state", "naive", true}, {"chunk_output", "naive", true}}};
+constexpr std::array<Use, 2> residual_core{{{"residual_state"}, {"chunk_output"}}};
+constexpr std::array<Use, 1> fused_host{{{"fused_prefill", "host"}}};
+constexpr std::array<Use, 1> fused_64{{{"fused_prefill", "fused-64"}}};
+constexpr std::array<Use, 1> fused_128{{{"fused_prefill", "fused-128"}}};
+constexpr std::array<Use, 1> fused_128x512{{{"fused_prefill", "fused-128x512"}}};
+constexpr std::array<Use, 1> warp_specialized{{{"fused_prefill", "warp-specialized"}}};
 
-constexpr std::array<Recipe, 4> ladder{{
+constexpr std::array<Recipe, 8> ladder{{
     {"naive", "one kernel a formula: W and U are formed, then states, then outputs",
-     chunked<naive_core>},
+     chunked<plain_front, naive_core>},
     {"residual", "the residual form: W and U are never formed, one matrix product less",
-     chunked<residual_core>},
-    {"fused", "states and outputs in one stage: no state of a chunk goes through memory",
-     chunked<fused_core>},
+     chunked<best_front, residual_core>},
+    {"fused", "states and outputs in one walk, on the host", chunked<best_front, fused_host>},
+    {"fused-64", "states and outputs in one kernel: no state of a chunk goes through memory",
+     chunked<best_front, fused_64>},
+    {"fused-128", "one block a head, the next chunk's tiles loaded ahead",
+     chunked<best_front, fused_128>},
+    {"fused-128x512", "state and output by different warps of a block of 512 threads",
+     chunked<best_front, fused_128x512>},
+    {"warp-specialized", "TMA producer, state, value and output warp groups on WGMMA",
+     chunked<best_front, warp_specialized>},
     {"recurrent", "token by token, without chunks: for a handful of tokens, and as a check",
      token_by_token},
 }};
@@ -145,8 +170,10 @@ std::span<const Recipe> recipes() { return ladder; }
 
 std::string_view default_recipe(const Problem& problem, const Capacity& capacity,
                                 const DeviceInfo& device) {
-  // The later on the ladder the better, but for the recurrence, which is the last resort.
-  constexpr std::array<std::string_view, 4> preferred{"fused", "residual", "naive", "recurrent"};
+  // The higher on the ladder the better, but for the recurrence, which is the last resort.
+  constexpr std::array<std::string_view, 8> preferred{
+      "warp-specialized", "fused-128x512", "fused-128", "fused-64", "fused",
+      "residual",         "naive",         "recurrent"};
   for (const std::string_view id : preferred) {
     if (can_make_pipeline(id, problem, capacity, device)) return id;
   }

@@ -11,6 +11,7 @@
 // 1e-4 with one reset a chunk.
 
 #include "cuda_tiles.cuh"
+#include "device/gates.cuh"
 #include "device/views.cuh"
 
 #include <cub/warp/warp_scan.cuh>
@@ -40,10 +41,6 @@ struct SharedStorage {
   float g[Config::tokens][Config::heads + 1];  // one more: a column of it in 32 banks
   WarpScan::TempStorage scan[Config::warps];
 };
-
-__device__ float clamped(float g) {
-  return g < -104.0F ? -104.0F : g;  // a NaN stays
-}
 
 /// Calls f(token, head) for the elements of the tile that exist.
 template <class F>
@@ -80,7 +77,8 @@ __global__ void __launch_bounds__(Config::threads)
   // Elements that do not exist are left as they are: they are scanned behind those that do, or in
   // columns of their own, and never stored.
   for_each_element(chunk.tokens, heads, [&](int token, int head) {
-    shared.g[token][head] = clamped(p.g.at(chunk.first_token + token, first_head + head));
+    shared.g[token][head] =
+        device::clamp_log_decay(p.g.at(chunk.first_token + token, first_head + head));
   });
   __syncthreads();
   for (int head = warp; head < heads; head += Config::warps) scan_head(shared, head, warp, lane);

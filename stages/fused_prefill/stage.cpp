@@ -3,6 +3,9 @@
 namespace gdnflow::stages::fused_prefill {
 
 Variant host();
+#if GDNFLOW_WITH_SM90A
+Variant warp_specialized();
+#endif
 #if GDNFLOW_WITH_CUDA
 Variant fused_128x512();
 Variant fused_128();
@@ -16,6 +19,9 @@ Stage stage() {
       ports({q(), k(), v(), g_cumsum(), beta(), a_matrix(), o()}, chunk_ports(),
             std::vector{checkpoint_offsets()}, state_ports()),
       {
+#if GDNFLOW_WITH_SM90A
+          warp_specialized(),
+#endif
 #if GDNFLOW_WITH_CUDA
           fused_128x512(),
           fused_128(),

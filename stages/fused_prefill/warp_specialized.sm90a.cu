@@ -287,7 +287,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
   const int thread = threadIdx.x % group_threads;
   State<Tile> state;
   load_state<Tile>(p, w, state);
-  std::int64_t first_number = 0;
+  std::int32_t first_number = 0;
   Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
     if (i > 0) device::named_sync(state_read, 2 * group_threads);
@@ -337,7 +337,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::hold(state[1]);
     if (thread % 32 == 0) shared.empty[slot.index].arrive();
     slot.advance(p.stages);
-    if (p.state.checkpoint_interval != 0) {
+    if (p.state.checkpoint_chunks != 0) {
       const std::int64_t row = checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number);
       store_state<Tile>(p.state.checkpoints, row, w, state);
     }
