@@ -28,6 +28,11 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
+/// Starts bringing the line of a global address into L2.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(pointer));
+}
+
 /// Loads four 8x8 matrices of 16-bit elements. Lane 8m + r gives the address in shared memory of
 /// row r of matrix m; register m of lane l receives elements 2(l % 4) and 2(l % 4) + 1 of row l / 4
 /// of matrix m.

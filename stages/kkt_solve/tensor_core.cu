@@ -155,14 +155,47 @@ __device__ void load_gates(Gates* gates, const Params<T>& p, const device::Chunk
                            int qk_head, int first) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int here = min(warps, p.heads.group() - first);
-  for (int index = static_cast<int>(threadIdx.x); index < Config::tokens * here;
+  // A head a warp has two tokens a lane: both are asked for before either is waited for.
+  constexpr int passes = Config::tokens / 32;
+  float g_cumsum[passes];
+  float beta[passes];
+  const auto place = [&](int pass) {
+    const int index = static_cast<int>(threadIdx.x + pass * blockDim.x);
+    return int2{index / here, index % here};  // token, head
+  };
+#pragma unroll
+  for (int pass = 0; pass < passes; ++pass) {
+    const int2 at = place(pass);
+    if (at.x >= Config::tokens) continue;
+    const int head = p.heads.v_of(qk_head, first + at.y);
+    const std::int64_t token = std::int64_t{chunk.first_token} + min(at.x, chunk.tokens - 1);
+    g_cumsum[pass] = p.g_cumsum.at(token, head);
+    beta[pass] = p.beta.at(token, head);
+  }
+#pragma unroll
+  for (int pass = 0; pass < passes; ++pass) {
+    const int2 at = place(pass);
+    if (at.x >= Config::tokens) continue;
+    gates[at.y].g_cumsum[at.x] = g_cumsum[pass] * device::log2_e;
+    gates[at.y].negative_beta[at.x] = at.x < chunk.tokens ? -beta[pass] : 0.0F;
+  }
+}
+
+/// Brings what a later tile will read from device memory into L2, where its loads find it sooner.
+template <class T, int D>
+__device__ void prefetch_tile(const Params<T>& p, const device::Chunk& chunk, int qk_head) {
+  constexpr int lines = D * static_cast<int>(sizeof(T)) / 128;  // of a row of keys
+  for (int index = static_cast<int>(threadIdx.x); index < chunk.tokens * lines;
        index += static_cast<int>(blockDim.x)) {
-    const int row = index / here;
-    const int i = index % here;
-    const int head = p.heads.v_of(qk_head, first + i);
-    const std::int64_t token = std::int64_t{chunk.first_token} + min(row, chunk.tokens - 1);
-    gates[i].g_cumsum[row] = p.g_cumsum.at(token, head) * device::log2_e;
-    gates[i].negative_beta[row] = row < chunk.tokens ? -p.beta.at(token, head) : 0.0F;
+    device::prefetch_l2(p.k.row(std::int64_t{chunk.first_token} + index / lines, qk_head) +
+                        index % lines * (128 / static_cast<int>(sizeof(T))));
+  }
+  const int head = p.heads.v_of(qk_head, 0);
+  for (int row = static_cast<int>(threadIdx.x); row < chunk.tokens;
+       row += static_cast<int>(blockDim.x)) {
+    const std::int64_t token = std::int64_t{chunk.first_token} + row;
+    device::prefetch_l2(&p.g_cumsum.at(token, head));
+    device::prefetch_l2(&p.beta.at(token, head));
   }
 }
 
@@ -311,6 +344,10 @@ __global__ void __launch_bounds__(32 * Config::most_warps,
       __syncthreads();  // every warp is done with the heads before
       if (first == 0) load_keys(shared.keys, p, chunk, qk_head);
       load_gates(shared.gates, p, chunk, qk_head, first);
+      if (first == 0) {
+        const int next = min(tile + static_cast<int>(gridDim.x), tiles - 1);
+        prefetch_tile<T, D>(p, p.chunks.at(next / p.heads.qk), next % p.heads.qk);
+      }
       device::wait_for_copies();
       __syncthreads();
       if (first == 0) {
