@@ -157,12 +157,6 @@ struct Slot {
   }
 };
 
-// A consumer's warp is done with a stage of the ring.
-__device__ __forceinline__ void release(Barrier& empty) {
-  __syncwarp();  // every lane's reads come before the arrival of one
-  if (threadIdx.x % 32 == 0) empty.arrive();
-}
-
 // ---------------------------------------------------------------------------------------------
 // Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
 
@@ -341,7 +335,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Tile>& 
     device::wgmma_wait<0>();
     device::hold(state[0]);
     device::hold(state[1]);
-    release(shared.empty[slot.index]);
+    shared.empty[slot.index].arrive();
     slot.advance(p.stages);
     if (p.state.checkpoint_chunks != 0) {
       const std::int64_t row = checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number);
@@ -467,7 +461,7 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
     } else {
       device::named_arrive(decay_ready, 3 * group_threads);
     }
-    release(shared.empty[slot.index]);
+    shared.empty[slot.index].arrive();
     slot.advance(p.stages);
   }
 }
@@ -593,7 +587,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
     device::wgmma_wait<0>();
     device::hold(acc);
     if (i + 1 < w.chunks) device::named_arrive(value_read, 2 * group_threads);
-    release(shared.empty[slot.index]);
+    shared.empty[slot.index].arrive();
     slot.advance(p.stages);
 
     // The thread that started the last store says when its buffer is free.
@@ -618,7 +612,7 @@ __global__ void __launch_bounds__(block_threads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < most_stages; ++s) {
       shared.full[s].init(1 + 32);  // the announced bytes, and the producer's lanes
-      shared.empty[s].init(3 * 4);  // the warps of the three consumers
+      shared.empty[s].init(3 * group_threads);  // every thread: racecheck follows no less
     }
     device::fence_barrier_init();
   }
