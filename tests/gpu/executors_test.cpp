@@ -53,6 +53,7 @@ Problem full_problem() {
 std::vector<std::string> runnable(const Problem& problem, const Capacity& capacity) {
   std::vector<std::string> ids;
   for (const Recipe& recipe : recipes()) {
+    if (is_excluded(recipe.id)) continue;
     if (can_make_pipeline(recipe.id, problem, capacity, device_info(gpu))) {
       ids.emplace_back(recipe.id);
     }

@@ -245,7 +245,7 @@ void for_each_cuda_variant(const Stage& stage, const StageDriver& source, F&& f)
   bool there_is_one = false;
   bool plainest_runs = false;
   for (const Variant& variant : stage.variants) {
-    if (variant.target != DeviceType::cuda) continue;
+    if (variant.target != DeviceType::cuda || test::is_excluded(variant.id)) continue;
     there_is_one = true;
     plainest_runs = supports(variant, {source.problem(), capacity, device, options}).ok;
     if (plainest_runs) f(stage, variant);

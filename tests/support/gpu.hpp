@@ -2,6 +2,7 @@
 
 #include <gdnflow/device.hpp>
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
@@ -27,6 +28,19 @@ inline bool has_gpu_or_counts_skip() {
     FAIL_CHECK("no CUDA device, and GDNFLOW_REQUIRE_GPU is set");
   } else {
     ++skipped_gpu_tests;
+  }
+  return false;
+}
+
+/// Whether a variant or recipe of this id is to be left out: GDNFLOW_TEST_EXCLUDE holds ids with
+/// commas between. For tools that cannot follow one kernel (docs/sanitizer.md).
+inline bool is_excluded(std::string_view id) {
+  const char* value = std::getenv("GDNFLOW_TEST_EXCLUDE");
+  std::string_view rest = value == nullptr ? "" : value;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    if (item == id) return true;
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
   }
   return false;
 }
