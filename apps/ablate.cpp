@@ -1,11 +1,13 @@
-// gdnflow-ablate: every pipeline on every case, right or wrong, how long, and how far from the
-// machine's floor.
+// gdnflow-ablate: every pipeline on every case, with the options that are asked about: right or
+// wrong, how long, and how far from the machine's floor.
 
 #include <gdnflow/gdnflow.hpp>
 #include <gdnflow/version.hpp>
 
 #include "common/arguments.hpp"
+#include "common/bench.hpp"
 #include "common/cases.hpp"
+#include "common/multiprocessor_limit.hpp"
 #include "common/output.hpp"
 #include "common/plot.hpp"
 #include "common/program.hpp"
@@ -14,7 +16,7 @@
 #include "common/report.hpp"
 #include "common/roofline.hpp"
 #include "common/tensors.hpp"
-#include "common/timing.hpp"
+#include "common/variations.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -61,30 +63,46 @@ void describe(po::options_description& options) {
       "baseline", po::value<std::string>()->default_value("naive")->value_name("NAME"),
       "the pipeline that ratios refer to");
   add_device_option(options);
+  add_limit_option(options);
   add_variant_option(options);
+  add_sweep_options(options);
   add_problem_options(options);
   options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
                         "of the inputs")(
       "seconds", po::value<double>()->default_value(0.2, "0.2")->value_name("X"),
-      "time to spend on each measurement")("csv", po::value<std::string>()->value_name("FILE"),
-                                           "write all numbers as CSV")(
+      "time to spend on each measurement")(
+      "l2", po::value<std::string>()->default_value("hot")->value_name("hot|cold|both"),
+      "time replays behind one another, or each behind a write of twice the GPU's L2")(
+      "trace", po::bool_switch(),
+      "mark each measurement for a profiler (NVTX), and run each pipeline once more stage by "
+      "stage with a range around each stage")("csv", po::value<std::string>()->value_name("FILE"),
+                                              "write all numbers as CSV")(
       "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print everything as JSON in place of the table, or write it to a file")(
+      "markdown", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
+      "print the tables as Markdown, or write them to a file")(
       "svg", po::value<std::string>()->value_name("FILE"), "write a plot (with gnuplot)")(
       "from", po::value<std::string>()->value_name("FILE"),
       "measure nothing: take a report that --json wrote")(
       "results", po::value<std::string>()->value_name("FILE"),
-      "write commit,case,pipeline,core_ms,forward_ms,o_rel_rms,state_rel_rms; with --commit")(
-      "commit", po::value<std::string>()->value_name("SHA"), "what --results says was measured");
+      "write commit,case,pipeline,core_ms,forward_ms,o_rel_rms,state_rel_rms of a hot L2; with "
+      "--commit")("commit", po::value<std::string>()->value_name("SHA"),
+                  "what --results says was measured");
 }
 
 /// The files that were asked for, refused before any work if they cannot be written.
 struct Outputs {
   std::optional<std::string> csv;
   std::optional<OutputTarget> json;
+  std::optional<OutputTarget> markdown;
   std::optional<std::string> svg;
   std::optional<std::string> results;
   std::string commit;
+
+  /// Whether standard output is taken, so that the table is not printed there.
+  bool take_stdout() const {
+    return (json && json->is_stdout()) || (markdown && markdown->is_stdout());
+  }
 };
 
 Outputs outputs_from(const po::variables_map& arguments) {
@@ -97,8 +115,18 @@ Outputs outputs_from(const po::variables_map& arguments) {
   outputs.csv = file("csv");
   outputs.svg = file("svg");
   outputs.results = file("results");
-  if (has(arguments, "json")) outputs.json = OutputTarget{text(arguments, "json")};
-  if (outputs.json) outputs.json->check();
+  const auto target = [&](const char* name) -> std::optional<OutputTarget> {
+    if (!has(arguments, name)) return std::nullopt;
+    OutputTarget asked{text(arguments, name)};
+    asked.check();
+    return asked;
+  };
+  outputs.json = target("json");
+  outputs.markdown = target("markdown");
+  if (outputs.json && outputs.json->is_stdout() && outputs.markdown &&
+      outputs.markdown->is_stdout()) {
+    throw UsageError("--json, --markdown: expected one of them on standard output, got both");
+  }
   if (has(arguments, "commit")) outputs.commit = text(arguments, "commit");
   if (outputs.results && outputs.commit.empty()) {
     throw UsageError("--results: expected --commit SHA with it, got none");
@@ -112,7 +140,12 @@ void write_outputs(const Report& report, const Outputs& outputs) {
     write_file(*outputs.results, to_results_csv(report, outputs.commit) + "\n");
   }
   if (outputs.json) outputs.json->write(to_json(report));
-  if (!outputs.json || !outputs.json->is_stdout()) fmt::print("{}", to_table(report));
+  if (outputs.markdown) {
+    std::string tables = to_markdown(report);
+    tables.pop_back();  // the target ends the last line itself
+    outputs.markdown->write(std::move(tables));
+  }
+  if (!outputs.take_stdout()) fmt::print("{}", to_table(report));
   if (outputs.svg) {
     if (const Support drawn = write_plot(report, *outputs.svg); !drawn) {
       std::fflush(stdout);
@@ -204,121 +237,37 @@ std::vector<std::string> pipelines_from(const po::variables_map& arguments) {
   return ids;
 }
 
-Accuracy accuracy_of(const Comparison& comparison, std::span<const std::int64_t> cu_seqlens) {
-  return {comparison.relative_rms, comparison.max_abs, comparison.over_tolerance,
-          to_string(comparison, cu_seqlens)};
+BenchOptions bench_options_from(const po::variables_map& arguments, Device device) {
+  BenchOptions options;
+  options.seconds = arguments["seconds"].as<double>();
+  if (!(options.seconds >= 0)) throw UsageError("--seconds: expected a number of at least 0");
+  const std::string& l2 = text(arguments, "l2");
+  options.hot = l2 == "hot" || l2 == "both";
+  options.cold = l2 == "cold" || l2 == "both";
+  if (!options.hot && !options.cold) {
+    throw UsageError(fmt::format("--l2: expected hot, cold or both, got '{}'", l2));
+  }
+  if (options.cold && device.type == DeviceType::host) {
+    throw UsageError(fmt::format("--l2: expected hot on the host, got {}", l2));
+  }
+  if (!options.hot && has(arguments, "results")) {
+    throw UsageError("--results: expected --l2 hot or both with it, got cold");
+  }
+  options.trace = flag(arguments, "trace");
+  return options;
 }
-
-/// Measures pipelines on one case's tensors.
-class Bench {
- public:
-  Bench(const Workload& workload, const Reference& reference, const DeviceInfo& info,
-        Distribution distribution, double seconds)
-      : workload_(workload),
-        reference_(reference),
-        info_(info),
-        stream_(workload.device),
-        bounds_(bounds_for(workload.problem, distribution == Distribution::correlated)),
-        // The element-wise pass mark is for inputs of the benchmark's scale.
-        elementwise_(distribution == Distribution::random_decay ||
-                     distribution == Distribution::mixed),
-        seconds_(seconds) {}
-
-  PipelineResult measure_pipeline(const std::string& id, const VariantOverrides& overrides) {
-    const Pipeline pipeline =
-        make_pipeline(id, workload_.problem, workload_.capacity, info_, overrides);
-    PipelineResult result;
-    result.id = id;
-    measure_forward(Plan(pipeline), result);
-    measure_parts(Plan(pipeline, {.reuse = false, .poison = false}), result);
-    return result;
-  }
-
- private:
-  std::unique_ptr<Executor> executor(Plan plan, ExecutorOptions options = {}) const {
-    return workload_.device.type == DeviceType::cuda
-               ? make_graph_executor(std::move(plan), std::move(options))
-               : make_host_executor(std::move(plan), std::move(options));
-  }
-
-  void start(Executor& executor) const {
-    executor.bind(workload_.bindings());
-    executor.build();
-    workload_.poison_outputs();
-    executor.run(stream_.get());
-    synchronize(workload_.device);
-  }
-
-  double median(Executor& executor) const {
-    return measure([&] { executor.run(stream_.get()); }, workload_.device, stream_.get(), seconds_)
-        .median_ms;
-  }
-
-  bool is_right(const Comparison& o, const Comparison& state) const {
-    const bool elements = !elementwise_ || (o.over_tolerance == 0 && state.over_tolerance == 0);
-    return o.within(bounds_.o) && state.within(bounds_.state) && elements;
-  }
-
-  // The whole pass, as it would be used.
-  void measure_forward(Plan plan, PipelineResult& result) const {
-    result.arena_bytes = plan.arena_bytes();
-    const std::unique_ptr<Executor> whole = executor(std::move(plan));
-    start(*whole);
-    const Comparison o = reference_.o(workload_.view("o"));
-    const Comparison state = reference_.final_state(workload_.view("final_state"));
-    result.o = accuracy_of(o, workload_.cu_seqlens);
-    result.state = accuracy_of(state, {});
-    result.right = is_right(o, state);
-    result.forward_ms = median(*whole);
-  }
-
-  // The core nodes by themselves, and each node by itself. A pass over the whole pipeline leaves
-  // every intermediate in an arena without reuse, which the executor of the core nodes shares.
-  void measure_parts(const Plan& plan, PipelineResult& result) const {
-    const Memory arena(workload_.device, plan.arena_bytes());
-    ExecutorOptions options;
-    options.arena = arena.data();
-    options.arena_bytes = arena.bytes();
-    const std::unique_ptr<Executor> all = make_executor(plan, options);
-    start(*all);
-    for (const Node& node : plan.pipeline().nodes()) {
-      if (node.core) options.nodes.push_back(node.name);
-    }
-    if (!options.nodes.empty()) {
-      const std::unique_ptr<Executor> core = executor(plan, options);
-      start(*core);
-      result.right =
-          result.right && is_right(reference_.o(workload_.view("o")),
-                                   reference_.final_state(workload_.view("final_state")));
-      result.core_ms = median(*core);
-    }
-    constexpr int host_repeats = 3;
-    constexpr int gpu_repeats = 20;
-    const int repeats = workload_.device.type == DeviceType::host ? host_repeats : gpu_repeats;
-    for (const NodeTime& time : all->profile(repeats, stream_.get())) {
-      result.stages.push_back({time.node, time.median_ms});
-    }
-  }
-
-  const Workload& workload_;
-  const Reference& reference_;
-  const DeviceInfo& info_;
-  OwnedStream stream_;
-  Bounds bounds_;
-  bool elementwise_;
-  double seconds_;
-};
 
 /// A case ready to run: what is measured, and what refuses it.
 struct Prepared {
   CaseResult result;
   Problem problem;
   Capacity capacity;
-  std::vector<std::string> pipelines;
+  std::vector<Variation> variations;
 };
 
 Prepared prepare(const Case& original, const po::variables_map& arguments, const DeviceInfo& info,
-                 const std::vector<std::string>& pipelines, const VariantOverrides& overrides) {
+                 const std::vector<std::string>& pipelines, const VariantOverrides& overrides,
+                 Sweeps& sweeps) {
   Prepared prepared;
   Case& c = prepared.result.measured;
   c = original;
@@ -341,10 +290,18 @@ Prepared prepare(const Case& original, const po::variables_map& arguments, const
   validate(p, prepared.capacity);
   for (const std::string& id : pipelines) {
     const Support support = can_make_pipeline(id, p, prepared.capacity, info, overrides);
-    if (support) {
-      prepared.pipelines.push_back(id);
-    } else {
-      prepared.result.refused.push_back({id, support.reason});
+    if (!support) {
+      prepared.result.refused.push_back({id, {}, support.reason});
+      continue;
+    }
+    const Pipeline pipeline = make_pipeline(id, p, prepared.capacity, info, overrides);
+    for (Variation& variation : sweeps.of(pipeline, overrides)) {
+      const Support value = can_make_pipeline(id, p, prepared.capacity, info, variation.overrides);
+      if (value) {
+        prepared.variations.push_back(std::move(variation));
+      } else {
+        prepared.result.refused.push_back({id, variation.options, value.reason});
+      }
     }
   }
   return prepared;
@@ -361,30 +318,33 @@ Report measure_all(const po::variables_map& arguments) {
   const std::vector<Case> cases = cases_from_arguments(arguments);
   const std::vector<std::string> pipelines = pipelines_from(arguments);
   const VariantOverrides overrides = overrides_from(arguments);
+  Sweeps sweeps(arguments);
   check_pipeline("baseline", text(arguments, "baseline"));
-  const double seconds = arguments["seconds"].as<double>();
-  if (!(seconds >= 0)) throw UsageError("--seconds: expected a number of at least 0");
-  use_device(device);
+  const BenchOptions options = bench_options_from(arguments, device);
+  const std::unique_ptr<MultiprocessorLimit> limit = limited_device(arguments, device);
   const DeviceInfo info = device_info(device);
   std::vector<Prepared> prepared;
   std::size_t runs = 0;
   for (const Case& c : cases) {
-    prepared.push_back(prepare(c, arguments, info, pipelines, overrides));
-    runs += prepared.back().pipelines.size();
+    prepared.push_back(prepare(c, arguments, info, pipelines, overrides, sweeps));
+    runs += prepared.back().variations.size();
   }
   if (runs == 0) {
     const Refusal& refusal = prepared.front().result.refused.front();
     throw Error(ErrorCode::unsupported,
-                fmt::format("no pipeline can run these cases; {}: {}", refusal.id, refusal.reason));
+                fmt::format("no pipeline can run these cases; {}: {}",
+                            variation_label(refusal.id, refusal.options), refusal.reason));
   }
+  sweeps.check_all_used();
 
   Report report;
   report.version = version();
   report.device = device_name(device);
   report.device_text = to_string(info);
+  if (limit) report.limit = limit->text();
   report.problem = problem_text(prepared.front());
   report.baseline = text(arguments, "baseline");
-  const Roofline roofline = measure_roofline(info);
+  const Roofline roofline = measure_roofline(info, limit == nullptr);
   report.bytes_per_second = roofline.bytes_per_second;
   report.macs_per_second = roofline.macs_per_second;
   report.tensor_source = roofline.tensor_source;
@@ -392,15 +352,16 @@ Report measure_all(const po::variables_map& arguments) {
   Progress progress(static_cast<int>(runs));
   for (Prepared& p : prepared) {
     const Case& c = p.result.measured;
-    if (!p.pipelines.empty()) {
+    if (!p.variations.empty()) {
       const Workload workload = make_workload(p.problem, p.capacity, c.lengths, c.distribution,
                                               arguments["seed"].as<std::uint64_t>(), device);
       const Reference reference(p.problem, workload.oracle_inputs());
       p.result.floor_ms = floor_ms(required_work(p.problem, c.lengths), roofline);
-      Bench bench(workload, reference, info, c.distribution, seconds);
-      for (const std::string& id : p.pipelines) {
-        progress.step(fmt::format("{}, {}", c.name, id));
-        p.result.pipelines.push_back(bench.measure_pipeline(id, overrides));
+      const Bench bench(c.name, workload, reference, info, c.distribution, options);
+      for (const Variation& variation : p.variations) {
+        progress.step(
+            fmt::format("{}, {}", c.name, variation_label(variation.pipeline, variation.options)));
+        p.result.pipelines.push_back(bench.measure(variation));
       }
     }
     report.cases.push_back(std::move(p.result));
@@ -424,7 +385,7 @@ int run(const po::variables_map& arguments) {
     for (const PipelineResult& pipeline : result.pipelines) {
       if (pipeline.right) continue;
       fmt::print(stderr, "gdnflow-ablate: {}, {}: o: {}; final_state: {}\n", result.measured.name,
-                 pipeline.id, pipeline.o.worst, pipeline.state.worst);
+                 pipeline.label(), pipeline.o.worst, pipeline.state.worst);
     }
   }
   return exit_wrong_result;
@@ -437,13 +398,16 @@ int main(int argc, char** argv) {
   using namespace gdnflow::apps;
   return run_program(
       {"gdnflow-ablate",
-       "Compares pipelines on cases: right or wrong against the fp64 oracle, core and forward\n"
-       "times (medians), the ratio to a baseline, the share of the machine's floor, and each\n"
-       "stage's time.",
+       "Compares pipelines, and options of their variants, on cases: right or wrong against the\n"
+       "fp64 oracle, core and forward times (medians), the ratio to a baseline, the share of the\n"
+       "machine's floor, and each stage's time.",
        "  gdnflow-ablate\n"
        "  gdnflow-ablate --case 4,8192,2,8 --lengths 28672,4096 --heads 16,64 --svg plot.svg\n"
        "  gdnflow-ablate --cases cases.csv --pipelines naive,residual --csv out.csv --json "
        "out.json\n"
+       "  gdnflow-ablate --pipelines fused-128 --sweep fused_prefill:value_tile=64,128 --l2 both\n"
+       "  gdnflow-ablate --pipelines warp-specialized --options --markdown\n"
+       "  gdnflow-ablate --sms 16 --trace\n"
        "  gdnflow-ablate --from out.json --svg plot.svg",
        describe, run},
       argc, argv);

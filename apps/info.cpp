@@ -5,12 +5,14 @@
 
 #include "common/arguments.hpp"
 #include "common/cases.hpp"
+#include "common/multiprocessor_limit.hpp"
 #include "common/output.hpp"
 #include "common/program.hpp"
 #include "common/table.hpp"
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -28,6 +30,7 @@ using Json = nlohmann::ordered_json;
 
 void describe(po::options_description& options) {
   add_device_option(options);
+  add_limit_option(options);
   add_pipeline_option(options);
   add_variant_option(options);
   options.add_options()("heads",
@@ -104,6 +107,7 @@ Problem problem_from(const po::variables_map& arguments, Device device) {
 /// What the command line asks about.
 struct Question {
   Device device{};
+  std::string limit;  ///< of the multiprocessors, in words; empty: none
   DeviceInfo info;
   Problem problem;
   Capacity capacity;
@@ -217,6 +221,7 @@ Json everything(const Question& question, const std::optional<Plan>& plan) {
           {"cuda_build", built_with_cuda()},
           {"devices", devices},
           {"device", device_name(question.device)},
+          {"limit", question.limit},
           {"problem", to_string(question.problem)},
           {"capacity", to_string(question.capacity)},
           {"pipelines", pipelines},
@@ -229,11 +234,28 @@ std::string verdict(const Support& support) {
   return support.ok ? "runs" : "refuses: " + support.reason;
 }
 
+void print_options(const Question& question) {
+  Table options({"variant", "option", "default", "allowed", "description"}, 5);
+  bool any = false;
+  for_each_variant(question, [&](const Stage& stage, const Variant& variant, const Support&) {
+    for (const OptionSpec& option : variant.options) {
+      any = true;
+      options.add({fmt::format("{}={}", stage.name, variant.id), option.name,
+                   fmt::to_string(option.default_value),
+                   fmt::to_string(fmt::join(option.allowed, ",")), option.description});
+    }
+  });
+  if (any) fmt::print("Options of variants\n{}\n", options.str());
+}
+
 void print_everything(const Question& question, const std::optional<Plan>& plan) {
   fmt::print("gdnflow {}, {}\n\nMachine\n", version(),
              built_with_cuda() ? "with GPU stages" : "host only");
   for (const DeviceInfo& info : machine()) {
     fmt::print("  {}: {}\n", device_name(info.device), to_string(info));
+  }
+  if (!question.limit.empty()) {
+    fmt::print("  {}: {}\n", device_name(question.device), question.limit);
   }
   fmt::print("\nProblem on {}\n  {}; at most {}\n\nPipelines\n", device_name(question.device),
              to_string(question.problem), to_string(question.capacity));
@@ -250,6 +272,7 @@ void print_everything(const Question& question, const std::optional<Plan>& plan)
                      stages.add({stage.name, variant.id, variant.description, verdict(support)});
                    });
   fmt::print("{}\n", stages.str());
+  print_options(question);
   if (plan) {
     fmt::print("Plan\n{}\n", to_string(*plan));
   } else {
@@ -260,6 +283,8 @@ void print_everything(const Question& question, const std::optional<Plan>& plan)
 int run(const po::variables_map& arguments) {
   Question question;
   question.device = device_from(arguments);
+  const std::unique_ptr<MultiprocessorLimit> limit = limited_device(arguments, question.device);
+  if (limit) question.limit = limit->text();
   question.info = device_info(question.device);
   question.problem = problem_from(arguments, question.device);
   question.capacity = {count(arguments, "tokens", 0), count(arguments, "sequences", 1)};

@@ -34,7 +34,10 @@ void check(cudaError_t status, std::string_view what) {
 void use_device(Device device) {
   if (device.type == DeviceType::host) return;
 #if GDNFLOW_WITH_CUDA
-  check(cudaSetDevice(device.index), "choosing the GPU");
+  // Setting a device makes its primary context current, in place of one with a limit.
+  int current = 0;
+  check(cudaGetDevice(&current), "choosing the GPU");
+  if (current != device.index) check(cudaSetDevice(device.index), "choosing the GPU");
 #else
   no_cuda();
 #endif
@@ -203,6 +206,16 @@ void copy_within([[maybe_unused]] void* destination, [[maybe_unused]] const void
   check(cudaMemcpyAsync(destination, source, static_cast<std::size_t>(bytes),
                         cudaMemcpyDeviceToDevice, stream),
         "copying on the GPU");
+#else
+  no_cuda();
+#endif
+}
+
+void fill_within([[maybe_unused]] void* destination, [[maybe_unused]] int value,
+                 [[maybe_unused]] std::int64_t bytes, [[maybe_unused]] Stream stream) {
+#if GDNFLOW_WITH_CUDA
+  check(cudaMemsetAsync(destination, value, static_cast<std::size_t>(bytes), stream),
+        "setting GPU memory");
 #else
   no_cuda();
 #endif

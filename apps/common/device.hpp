@@ -9,11 +9,12 @@
 
 namespace gdnflow::apps {
 
-// Memory, streams and clocks that work alike on the host and on a GPU; the only part of the
-// programs that calls the CUDA runtime. Errors: gdnflow::Error (cuda, unsupported), and
+// Memory, streams and clocks that work alike on the host and on a GPU; with multiprocessor_limit
+// the only part of the programs that calls CUDA. Errors: gdnflow::Error (cuda, unsupported), and
 // std::bad_alloc on the host.
 
-/// Makes the device the one that CUDA calls of this thread go to. Nothing on the host.
+/// Makes the device the one that CUDA calls of this thread go to; a context of that device which is
+/// current already stays. Nothing on the host.
 void use_device(Device device);
 
 /// Bytes on a device, owned, 256-byte aligned, uninitialised.
@@ -84,6 +85,8 @@ class Stopwatch {
 double clock_rate(Device device);
 /// Copies within a GPU's memory, enqueued.
 void copy_within(void* destination, const void* source, std::int64_t bytes, Stream stream);
+/// Sets bytes of a GPU's memory, enqueued.
+void fill_within(void* destination, int value, std::int64_t bytes, Stream stream);
 /// Free bytes of a GPU's memory.
 std::int64_t free_memory(Device device);
 

@@ -36,18 +36,19 @@ std::string field(std::string text) {
   return fmt::format("\"{}\"", text);
 }
 
-// A data block with a column a pipeline and one more value a case in the last column.
+// A data block with a column a pipeline with its options and one more value a case in the last
+// column.
 std::string data_block(
     const Report& report, std::string_view name, std::string_view last_column,
     const std::function<std::string(const CaseResult&, const PipelineResult&)>& cell) {
-  const std::vector<std::string> pipelines = report.pipelines();
+  const std::vector<std::string> labels = report.labels();
   std::string text = fmt::format("${} << EOD\n\"case\"", name);
-  for (const std::string& id : pipelines) text += " " + field(id);
+  for (const std::string& label : labels) text += " " + field(label);
   text += fmt::format(" \"{}\"\n", last_column);
   for (const CaseResult& result : report.cases) {
     text += field(result.measured.name);
-    for (const std::string& id : pipelines) {
-      const PipelineResult* pipeline = result.find(id);
+    for (const std::string& label : labels) {
+      const PipelineResult* pipeline = result.find(label);
       text += " " + (pipeline != nullptr ? cell(result, *pipeline) : "?");
     }
     text += result.floor_ms > 0 ? fmt::format(" {:.6g}\n", result.floor_ms) : " ?\n";
@@ -78,28 +79,50 @@ int run_gnuplot(const fs::path& script, const fs::path& svg) {
 }  // namespace
 
 std::string plot_script(const Report& report) {
-  const std::size_t pipelines = report.pipelines().size();
+  const std::size_t series = report.labels().size();
   const bool has_floor = report.bytes_per_second > 0;
   const std::string baseline = report.baseline;
-  std::string script =
-      data_block(report, "times", "floor", [](const CaseResult&, const PipelineResult& pipeline) {
-        return fmt::format("{:.6g}", pipeline.forward_ms);
+  const auto times_block = [&](std::string_view name, std::optional<Times> PipelineResult::*times) {
+    return data_block(report, name, "floor",
+                      [&](const CaseResult&, const PipelineResult& pipeline) -> std::string {
+                        const std::optional<Times>& measured = pipeline.*times;
+                        return measured ? fmt::format("{:.6g}", measured->forward_ms) : "?";
+                      });
+  };
+  // One panel for each state of L2 that was measured, and one for what it comes to.
+  struct Panel {
+    std::string_view block;
+    std::string_view title;
+  };
+  std::vector<Panel> panels;
+  std::string script;
+  if (report.has_hot()) {
+    script += times_block("hot", &PipelineResult::hot);
+    panels.push_back({"hot", "forward, ms"});
+  }
+  if (report.has_cold()) {
+    script += times_block("cold", &PipelineResult::cold);
+    panels.push_back({"cold", "forward with a cold L2, ms"});
+  }
+  script += data_block(
+      report, "shares", "floor",
+      [&](const CaseResult& result, const PipelineResult& pipeline) -> std::string {
+        if (has_floor) {
+          return fmt::format("{:.6g}", 100 * result.floor_ms / pipeline.times().forward_ms);
+        }
+        const auto ratio = ratio_to_baseline(report, result, pipeline);
+        return ratio ? fmt::format("{:.6g}", *ratio) : "?";
       });
-  script +=
-      data_block(report, "shares", "floor",
-                 [&](const CaseResult& result, const PipelineResult& pipeline) -> std::string {
-                   if (has_floor)
-                     return fmt::format("{:.6g}", 100 * result.floor_ms / pipeline.forward_ms);
-                   const auto ratio = ratio_to_baseline(report, result, pipeline);
-                   return ratio ? fmt::format("{:.6g}", *ratio) : "?";
-                 });
   constexpr std::size_t least_width = 900;
   constexpr std::size_t most_width = 12000;
+  constexpr std::size_t panel_height = 400;
   const std::size_t width =
-      std::clamp(200 + report.cases.size() * (30 + 22 * pipelines), least_width, most_width);
-  const std::size_t last_column = pipelines + 2;
+      std::clamp(200 + report.cases.size() * (30 + 22 * series), least_width, most_width);
+  const std::size_t last_column = series + 2;
+  std::string title = report.device_text;
+  if (!report.limit.empty()) title += ", " + report.limit;
   script += fmt::format(
-      "set terminal svg size {},800 noenhanced background rgb 'white'\n"
+      "set terminal svg size {},{} noenhanced background rgb 'white'\n"
       "set datafile missing '?'\n"
       "set style data histograms\n"
       "set style histogram clustered gap 1\n"
@@ -107,18 +130,23 @@ std::string plot_script(const Report& report) {
       "set xtics rotate by -25 scale 0\n"
       "set grid ytics\n"
       "set key outside right top\n"
-      "set multiplot layout 2,1 title {}\n"
-      "set logscale y\n"
-      "set ylabel 'forward, ms'\n"
-      "plot for [i=2:{}] $times using i:xtic(1) title columnheader(i)",
-      width, quoted(report.device_text), last_column - 1);
-  if (has_floor) {
+      "set multiplot layout {},1 title {}\n"
+      "set logscale y\n",
+      width, panel_height * (panels.size() + 1), panels.size() + 1, quoted(title));
+  for (const Panel& panel : panels) {
     script += fmt::format(
-        ", $times using 0:{} with points pointtype 7 pointsize 0.6 linecolor 'black' title 'floor'",
-        last_column);
+        "set ylabel {}\n"
+        "plot for [i=2:{}] ${} using i:xtic(1) title columnheader(i)",
+        quoted(std::string(panel.title)), last_column - 1, panel.block);
+    if (has_floor) {
+      script += fmt::format(
+          ", ${} using 0:{} with points pointtype 7 pointsize 0.6 linecolor 'black' title 'floor'",
+          panel.block, last_column);
+    }
+    script += '\n';
   }
   script += fmt::format(
-      "\nunset logscale y\n"
+      "unset logscale y\n"
       "set yrange [0:*]\n"
       "set ylabel {}\n"
       "plot for [i=2:{}] $shares using i:xtic(1) title columnheader(i)\n"

@@ -12,7 +12,8 @@ namespace {
 
 // Dense bf16 multiply-adds a clock and multiprocessor, with fp32 accumulation. `sustained` is the
 // part of it that a large matrix product reaches at the card's power limit: 808 TFLOP/s of 1070
-// for 8192^3 on an H200; 1 where no card was measured, so that the floor stays a floor.
+// for 8192^3 on an H200; 1 where no card was measured, and for a part of a card, which is far from
+// that limit, so that the floor stays a floor.
 // Architectures whose rate differs between products of one capability are not listed.
 struct TensorRate {
   std::int32_t capability;
@@ -65,7 +66,7 @@ Work required_work(const Problem& problem, std::span<const std::int64_t> lengths
           static_cast<double>(chunks) * chunk_macs};
 }
 
-Roofline measure_roofline(const DeviceInfo& info) {
+Roofline measure_roofline(const DeviceInfo& info, bool whole_card) {
   Roofline roofline;
   if (info.device.type == DeviceType::host) return roofline;
   roofline.bytes_per_second = copy_bandwidth(info);
@@ -73,10 +74,11 @@ Roofline measure_roofline(const DeviceInfo& info) {
   for (const TensorRate& rate : tensor_rates) {
     if (rate.capability != info.capability) continue;
     const double clock = clock_rate(info.device);
-    roofline.macs_per_second = rate.macs_per_clock * rate.sustained * clock * info.multiprocessors;
+    const double sustained = whole_card ? rate.sustained : 1.0;
+    roofline.macs_per_second = rate.macs_per_clock * sustained * clock * info.multiprocessors;
     roofline.tensor_source =
         fmt::format("{} multiply-adds a clock x {} multiprocessors x {:.2f} GHz x {} sustained",
-                    rate.macs_per_clock, info.multiprocessors, clock * 1e-9, rate.sustained);
+                    rate.macs_per_clock, info.multiprocessors, clock * 1e-9, sustained);
   }
   return roofline;
 }

@@ -28,8 +28,10 @@ struct Roofline {
   bool known() const { return bytes_per_second > 0; }
 };
 
-/// Measures the copy and looks the tensor rate up. On the host: nothing is known.
-Roofline measure_roofline(const DeviceInfo& device);
+/// Measures the copy and looks the tensor rate up, for the multiprocessors that the information
+/// names. `whole_card`: they are all that the card has, which then meets its power limit. On the
+/// host: nothing is known.
+Roofline measure_roofline(const DeviceInfo& device, bool whole_card = true);
 
 /// No implementation can be faster than this, in milliseconds. 0 where the roofline is not known.
 double floor_ms(const Work& work, const Roofline& roofline);

@@ -7,7 +7,8 @@
 
 namespace gdnflow::apps {
 
-Table::Table(std::vector<std::string> header, std::size_t left) : left_(left) {
+Table::Table(std::vector<std::string> header, std::size_t left, bool last_left)
+    : left_(left), last_left_(last_left) {
   rows_.push_back(std::move(header));
 }
 
@@ -25,7 +26,7 @@ std::string Table::str() const {
   const auto add_line = [&](const std::vector<std::string>& row) {
     std::string line;
     for (std::size_t c = 0; c < row.size(); ++c) {
-      line += fmt::format(fmt::runtime(c < left_ ? "{:<{}}" : "{:>{}}"), row[c], widths[c]);
+      line += fmt::format(fmt::runtime(is_left(c) ? "{:<{}}" : "{:>{}}"), row[c], widths[c]);
       if (c + 1 < row.size()) line += "  ";
     }
     line.erase(line.find_last_not_of(' ') + 1);
@@ -35,6 +36,25 @@ std::string Table::str() const {
   std::vector<std::string> rule;
   for (const std::size_t width : widths) rule.emplace_back(width, '-');
   add_line(rule);
+  for (std::size_t r = 1; r < rows_.size(); ++r) add_line(rows_[r]);
+  return text;
+}
+
+std::string Table::markdown() const {
+  std::string text;
+  const auto add_line = [&](const std::vector<std::string>& row) {
+    text += '|';
+    for (const std::string& cell : row) {
+      text += ' ';
+      for (const char c : cell) text += c == '|' ? std::string("\\|") : std::string(1, c);
+      text += " |";
+    }
+    text += '\n';
+  };
+  add_line(rows_.front());
+  text += '|';
+  for (std::size_t c = 0; c < rows_.front().size(); ++c) text += is_left(c) ? "---|" : "---:|";
+  text += '\n';
   for (std::size_t r = 1; r < rows_.size(); ++r) add_line(rows_[r]);
   return text;
 }

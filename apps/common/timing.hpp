@@ -19,6 +19,22 @@ struct Timing {
 /// the host a sample is one call by a steady clock.
 Timing measure(const std::function<void()>& enqueue, Device device, Stream stream, double seconds);
 
+/// The same with something enqueued ahead of every sample that is not timed. A sample is one call
+/// on any device, so a few microseconds of events and launch are in it.
+Timing measure_behind(const std::function<void()>& before, const std::function<void()>& enqueue,
+                      Device device, Stream stream, double seconds);
+
+/// Makes a GPU's L2 cold: writes a buffer of twice its size, so that nothing of what ran before is
+/// left in it.
+class CacheFlush {
+ public:
+  explicit CacheFlush(const DeviceInfo& info);
+  void enqueue(Stream stream) const;
+
+ private:
+  Memory buffer_;
+};
+
 /// The value below which `percent` of the sorted samples lie (nearest rank). Errors: none; 0 for
 /// no samples.
 double percentile(std::span<const double> sorted, double percent);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #if GDNFLOW_WITH_CUDA
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #endif
 #ifdef _OPENMP
@@ -34,6 +35,37 @@ void check(cudaError_t status, const char* what) {
   }
 }
 
+/// A function of the driver, or null where it has none of that name.
+template <class Function>
+Function driver_function(const char* name, unsigned version) noexcept {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  if (cudaGetDriverEntryPointByVersion(name, &entry, version, cudaEnableDefault, &found) !=
+          cudaSuccess ||
+      found != cudaDriverEntryPointSuccess) {
+    (void)cudaGetLastError();
+    return nullptr;
+  }
+  return reinterpret_cast<Function>(entry);
+}
+
+/// The multiprocessors of this thread's current context, or 0 where that is not a context of the
+/// device or does not say. A green context has fewer than the device.
+std::int32_t context_multiprocessors(int device) noexcept {
+  static const auto get_current =
+      driver_function<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
+  static const auto get_resource =
+      driver_function<PFN_cuCtxGetDevResource_v12040>("cuCtxGetDevResource", 12040);
+  if (get_current == nullptr || get_resource == nullptr) return 0;
+  CUcontext context = nullptr;
+  if (get_current(&context) != CUDA_SUCCESS || context == nullptr) return 0;
+  int current = 0;
+  if (cudaGetDevice(&current) != cudaSuccess || current != device) return 0;
+  CUdevResource resource{};
+  if (get_resource(context, &resource, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return 0;
+  return static_cast<std::int32_t>(resource.sm.smCount);
+}
+
 DeviceInfo cuda_info(Device device) {
   const int count = cuda_device_count();
   if (device.index < 0 || device.index >= count) {
@@ -47,7 +79,8 @@ DeviceInfo cuda_info(Device device) {
   info.device = device;
   info.name = p.name;
   info.capability = 10 * p.major + p.minor;
-  info.multiprocessors = p.multiProcessorCount;
+  const std::int32_t of_context = context_multiprocessors(device.index);
+  info.multiprocessors = of_context > 0 ? of_context : p.multiProcessorCount;
   info.shared_bytes_per_block = static_cast<std::int64_t>(p.sharedMemPerBlockOptin);
   info.l2_bytes = p.l2CacheSize;
   info.memory_bytes = static_cast<std::int64_t>(p.totalGlobalMem);
