@@ -221,6 +221,7 @@ __global__ void __launch_bounds__(Config<D>::threads)
     for (int t = 0; t < count; ++t) {
       float& v = shared.v[t][State::column()];
       const float o = state.step(shared.q[t], shared.k[t], v, shared.alpha[t], shared.beta[t]);
+      __syncwarp();  // the column's other lanes have read it
       if (State::part() == 0) v = p.scale * o;
     }
     __syncthreads();
