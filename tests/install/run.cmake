@@ -9,8 +9,9 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 string(REPLACE ";" "\\;" ARCHITECTURES "${ARCHITECTURES}")
+# Whatever decides on flags is as in the build that tests, so that a compiler cache knows the objects.
 set(common -G ${GENERATOR} -DCMAKE_BUILD_TYPE=${BUILD_TYPE} -DCMAKE_CXX_COMPILER=${CXX}
-  -DGDNFLOW_OPENMP=${OPENMP})
+  -DGDNFLOW_OPENMP=${OPENMP} -DGDNFLOW_WERROR=${WERROR})
 set(consumer ${CMAKE_COMMAND} -S ${SOURCE}/tests/install/consumer -B ${WORK}/consumer ${common})
 set(prefix ${WORK}/prefix)
 
@@ -23,7 +24,6 @@ elseif(MODE STREQUAL "shared")
     set(cuda -DGDNFLOW_CUDA=ON -DCMAKE_CUDA_COMPILER=${CUDA_COMPILER}
       "-DGDNFLOW_CUDA_ARCHITECTURES=${ARCHITECTURES}")
   endif()
-  # The resource report's flags are kept, so that a compiler cache knows the objects again.
   run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/library ${common} ${cuda} -DBUILD_SHARED_LIBS=ON
     -DGDNFLOW_BUILD_APPS=OFF -DGDNFLOW_BUILD_TESTS=OFF -DGDNFLOW_RESOURCE_REPORT=ON)
   run(${CMAKE_COMMAND} --build ${WORK}/library)
