@@ -1,12 +1,12 @@
 #include "common/trace.hpp"
 
-#if GDNFLOW_WITH_CUDA
+#if GDNFLOW_WITH_NVTX
 #include <nvtx3/nvToolsExt.h>
 #endif
 
 namespace gdnflow::apps {
 
-#if GDNFLOW_WITH_CUDA
+#if GDNFLOW_WITH_NVTX
 
 namespace {
 

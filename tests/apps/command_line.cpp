@@ -99,6 +99,36 @@ TEST_CASE("ablate refuses cases that make no sense before it measures")
   check_refusal("ablate", {"--from", "/no/such/file.json"}, "cannot be read");
 }
 
+TEST_CASE("sweeps, states of L2 and limits that make no sense are refused")
+{
+  const auto refused = [](const std::vector<std::string>& arguments, const std::string& expected) {
+    std::vector<std::string> all{"--device", "host", "--case", "1,64,1,2"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    check_refusal("ablate", all, expected);
+  };
+  for (const char* text : {"", "x", "kkt_solve=host", "kkt_solve=:tile=1", "kkt_solve:1,tile=2",
+                           "kkt_solve:=1", "kkt_solve:tile"}) {
+    refused({"--sweep", text}, "expected STAGE[=VARIANT]:OPTION=VALUE,VALUE,..., got '");
+  }
+  refused({"--sweep", "nonsense:tile=1"}, "kkt_solve");
+  refused({"--sweep", "kkt_solve:tile=1,many"}, "--sweep: expected a whole number");
+  refused({"--sweep", "kkt_solve:tile=1", "--sweep", "kkt_solve=host:tile=2"},
+          "expected an option once, got tile of kkt_solve again");
+  refused({"--sweep", "kkt_solve:tile=1"}, "of a pipeline that runs here");
+  refused({"--sweep", "kkt_solve=none:tile=1"}, "of a pipeline that runs here");
+  refused({"--pipelines", "naive", "--sweep", "kkt_solve=host:tile=1"},
+          "naive kkt_solve:tile=1: pipeline naive: kkt_solve");
+  refused({"--sweep", "kkt_solve:tile=1", "--options"}, "--options: expected without --sweep");
+  refused({"--l2", "warm"}, "--l2: expected hot, cold or both, got 'warm'");
+  refused({"--l2", "both"}, "--l2: expected hot on the host, got both");
+  refused({"--json", "--markdown"}, "one of them on standard output");
+  refused({"--markdown", "/no/such/folder/x.md"}, "/no/such/folder");
+  for (const char* program : {"ablate", "info"}) {
+    check_refusal(program, {"--device", "host", "--sms", "8"}, "--sms: expected a GPU to limit");
+    check_refusal(program, {"--device", "host", "--sms", "0"}, "--sms: expected at least 1");
+  }
+}
+
 TEST_CASE("ablate names the file and the line of a bad table of cases")
 {
   const TemporaryFolder folder;
@@ -124,7 +154,7 @@ TEST_CASE("a report that is none is refused")
   const TemporaryFolder folder;
   const std::string path = folder / "report.json";
   for (const char* text : {"", "{", "[]", "{}", R"({"program": "gdnflow-ablate", "format": 99})",
-                           R"({"program": "gdnflow-ablate", "format": 1, "version": 3})"}) {
+                           R"({"program": "gdnflow-ablate", "format": 2, "version": 3})"}) {
     gdnflow::test::write_text(path, text);
     check_refusal("ablate", {"--from", path}, "expected a report of gdnflow-ablate");
   }

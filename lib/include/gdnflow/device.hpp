@@ -18,10 +18,8 @@ using Stream = CUstream_st*;
 struct DeviceInfo {
   Device device{};
   std::string name;
-  std::int32_t capability = 0;              ///< 10 * major + minor; 0 on the host
-  /// On a GPU those of the calling thread's current context, so fewer than the card's under a green
-  /// context; on the host the threads used by parallel loops.
-  std::int32_t multiprocessors = 0;
+  std::int32_t capability = 0;       ///< 10 * major + minor; 0 on the host
+  std::int32_t multiprocessors = 0;  ///< a green context's where one is current; host: threads
   std::int64_t shared_bytes_per_block = 0;  ///< the opt-in limit
   std::int64_t l2_bytes = 0;
   std::int64_t memory_bytes = 0;
