@@ -9,9 +9,9 @@
 
 namespace gdnflow::apps {
 
-/// The gnuplot program that draws a report as SVG on its standard output: forward times by case
-/// and pipeline with the floor, and below them the share of the floor, or where that is not known
-/// the ratio to the baseline.
+/// The gnuplot program that draws a report as SVG on its standard output: forward times by case,
+/// pipeline and options with the floor, a panel for each state of L2 that was measured, and below
+/// them the share of the floor, or where that is not known the ratio to the baseline.
 std::string plot_script(const Report& report);
 
 /// Runs gnuplot on the script and replaces `path` by the SVG. A refusal says that gnuplot is not
