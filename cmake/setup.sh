@@ -88,8 +88,10 @@ gdnflow_install_wheels() {
   fi
   home=$(echo "$venv"/lib/python3*/site-packages/nvidia/cu13)
   [ -x "$home/bin/nvcc" ] || die "expected nvcc at $home/bin/nvcc after installing the wheels"
-  # nvcc looks for the runtime in lib64, the wheels put it into lib.
+  # nvcc looks for the runtime in lib64, the wheels put it into lib; CMake wants libcudart.so to take
+  # the folder for a toolkit, though the static one is linked.
   [ -e "$home/lib64" ] || ln -s lib "$home/lib64"
+  [ -e "$home/lib/libcudart.so" ] || ln -s libcudart.so.13 "$home/lib/libcudart.so"
   touch "$stamp"
   printf '%s\n' "$home/bin/nvcc"
 }
