@@ -58,6 +58,8 @@ function(gdnflow_nvcc_architectures result)
   set(${result} "${list}" PARENT_SCOPE)
 endfunction()
 
+include(${CMAKE_CURRENT_LIST_DIR}/gdnflowFindCudaToolkit.cmake)
+
 set(GDNFLOW_WITH_CUDA OFF)
 set(GDNFLOW_WITH_SM90A OFF)
 if(NOT GDNFLOW_CUDA STREQUAL "OFF")
@@ -85,7 +87,7 @@ if(NOT GDNFLOW_CUDA STREQUAL "OFF")
       # CMake 3.25 does not know C++20 for CUDA, so the flag is given by hand.
       string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
       set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
-      find_package(CUDAToolkit 13.0 REQUIRED)
+      gdnflow_find_cuda_toolkit(REQUIRED)
       unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
       list(APPEND GDNFLOW_LINK_LIBRARIES CUDA::cudart_static)
       set(GDNFLOW_WITH_CUDA ON)

@@ -32,6 +32,7 @@ if(GDNFLOW_INSTALL)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/gdnflowConfigVersion.cmake
     COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/gdnflowConfig.cmake
-    ${PROJECT_BINARY_DIR}/gdnflowConfigVersion.cmake DESTINATION ${package_folder})
+    ${PROJECT_BINARY_DIR}/gdnflowConfigVersion.cmake
+    ${PROJECT_SOURCE_DIR}/cmake/gdnflowFindCudaToolkit.cmake DESTINATION ${package_folder})
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 endif()
