@@ -19,6 +19,7 @@
 #include "common/variations.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -113,7 +114,10 @@ Outputs outputs_from(const po::variables_map& arguments) {
     return text(arguments, name);
   };
   outputs.csv = file("csv");
-  outputs.svg = file("svg");
+  if (has(arguments, "svg")) {
+    check_replaceable(text(arguments, "svg"));
+    outputs.svg = text(arguments, "svg");
+  }
   outputs.results = file("results");
   const auto target = [&](const char* name) -> std::optional<OutputTarget> {
     if (!has(arguments, name)) return std::nullopt;
@@ -199,7 +203,7 @@ std::vector<Case> cases_from_arguments(const po::variables_map& arguments) {
   if (has(arguments, "lengths")) {
     if (heads.empty()) throw UsageError("--lengths: expected --heads or --model with it, got none");
     for (const std::string& value : arguments["lengths"].as<std::vector<std::string>>()) {
-      const std::vector<std::int64_t> lengths = parse_integers("lengths", value, 0);
+      const std::vector<std::int64_t> lengths = parse_lengths(value);
       for (const Heads& h : heads) cases.push_back(case_of(lengths, h.qk, h.v));
     }
   } else if (!heads.empty()) {
@@ -240,7 +244,10 @@ std::vector<std::string> pipelines_from(const po::variables_map& arguments) {
 BenchOptions bench_options_from(const po::variables_map& arguments, Device device) {
   BenchOptions options;
   options.seconds = arguments["seconds"].as<double>();
-  if (!(options.seconds >= 0)) throw UsageError("--seconds: expected a number of at least 0");
+  if (!(options.seconds >= 0) || !std::isfinite(options.seconds)) {
+    throw UsageError(
+        fmt::format("--seconds: expected a finite number of at least 0, got {}", options.seconds));
+  }
   const std::string& l2 = text(arguments, "l2");
   options.hot = l2 == "hot" || l2 == "both";
   options.cold = l2 == "cold" || l2 == "both";

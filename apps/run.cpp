@@ -198,7 +198,14 @@ Shape read_shape(const Inputs& inputs, const po::variables_map& arguments, Devic
     constexpr std::array layouts{StateLayout::kv, StateLayout::vk};
     p.state_layout = parse_choice<StateLayout>("state-layout", layout->second, layouts);
   }
-  p.qk_norm = p.qk_norm || inputs.metadata_is("qk_l2norm_in_kernel", "true");
+  if (const auto norm = inputs.metadata().find("qk_l2norm_in_kernel");
+      norm != inputs.metadata().end()) {
+    // Another spelling, taken for false, would be a wrong result.
+    if (norm->second != "true" && norm->second != "false") {
+      refuse("metadata qk_l2norm_in_kernel", "true or false", "'" + norm->second + "'");
+    }
+    p.qk_norm = p.qk_norm || norm->second == "true";
+  }
   p.initial_state = inputs.contains("initial_state");
   p.final_state = true;
   read_gates(inputs, p);
@@ -354,7 +361,8 @@ struct Verdict {
 
 Json to_json(const Verdict& verdict) {
   if (!verdict.comparison) return nullptr;
-  return {{"rel_rms", verdict.comparison->relative_rms}, {"max_abs", verdict.comparison->max_abs}};
+  const Comparison measures = for_report(*verdict.comparison);
+  return {{"rel_rms", measures.relative_rms}, {"max_abs", measures.max_abs}};
 }
 
 std::string to_line(const Verdict& verdict, std::span<const std::int64_t> cu_seqlens) {
@@ -371,7 +379,7 @@ void write_output(const std::string& path, const Shape& shape, const TensorView&
                                               o.extents[2]};
     written = reshaped(o, extents);
   }
-  write_safetensors(path, {{"o", written}, {"final_state", state}},
+  write_safetensors(behind_links(path), {{"o", written}, {"final_state", state}},
                     {{"pipeline", pipeline},
                      {"device", device_name(device)},
                      {"state_layout", std::string(to_string(shape.problem.state_layout))}});
@@ -386,7 +394,15 @@ int run(const po::variables_map& arguments) {
   std::optional<OutputTarget> json;
   if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
   if (json) json->check();
-  if (has(arguments, "output")) check_writable(text(arguments, "output"));
+  if (has(arguments, "output")) check_replaceable(text(arguments, "output"));
+  std::optional<double> tolerance;
+  if (has(arguments, "tolerance")) {
+    tolerance = arguments["tolerance"].as<double>();
+    if (!(*tolerance >= 0)) {
+      throw UsageError(
+          fmt::format("--tolerance: expected a number of at least 0, got {}", *tolerance));
+    }
+  }
   const VariantOverrides overrides = overrides_from(arguments);
 
   const SafetensorsFile file = SafetensorsFile::open(text(arguments, "input"));
@@ -409,10 +425,7 @@ int run(const po::variables_map& arguments) {
   }
 
   Bounds bounds = bounds_for(shape.problem, inputs.metadata_is("keys", "correlated"));
-  if (has(arguments, "tolerance")) {
-    bounds.o = bounds.state = arguments["tolerance"].as<double>();
-    if (!(bounds.o >= 0)) throw UsageError("--tolerance: expected a number of at least 0");
-  }
+  if (tolerance) bounds.o = bounds.state = *tolerance;
   Verdict verdicts[] = {{"o", {}, "the file", bounds.o},
                         {"final_state", {}, "the file", bounds.state}};
   std::optional<Reference> oracle;

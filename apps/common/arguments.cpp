@@ -152,6 +152,10 @@ void apply_problem_options(const po::variables_map& arguments, Device device, Pr
   problem.head_map = parse_choice<HeadMap>("head-map", text(arguments, "head-map"), maps);
   problem.qk_norm = flag(arguments, "qk-norm");
   problem.scale = arguments["scale"].as<float>();
+  // Zero, and what rounds to it, would stand for the default.
+  if (!arguments["scale"].defaulted() && !(problem.scale > 0.0F)) {
+    throw UsageError(fmt::format("--scale: expected a number above 0, got {}", problem.scale));
+  }
 }
 
 }  // namespace gdnflow::apps

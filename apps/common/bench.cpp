@@ -14,7 +14,8 @@ namespace gdnflow::apps {
 namespace {
 
 Accuracy accuracy_of(const Comparison& comparison, std::span<const std::int64_t> cu_seqlens) {
-  return {comparison.relative_rms, comparison.max_abs, comparison.over_tolerance,
+  const Comparison measures = for_report(comparison);
+  return {measures.relative_rms, measures.max_abs, comparison.over_tolerance,
           to_string(comparison, cu_seqlens)};
 }
 

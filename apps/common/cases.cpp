@@ -124,6 +124,19 @@ std::vector<ModelHeads> model_heads() {
   return models;
 }
 
+std::vector<std::int64_t> parse_lengths(std::string_view value) {
+  std::vector<std::int64_t> lengths = parse_integers("lengths", value, 0);
+  std::int64_t left = most_tokens;
+  for (const std::int64_t length : lengths) {
+    if (length > left) {
+      throw UsageError(
+          fmt::format("--lengths: expected at most {} tokens, got '{}'", most_tokens, value));
+    }
+    left -= length;
+  }
+  return lengths;
+}
+
 Case parse_case(std::string_view value) {
   const std::vector<std::string> pieces = split(value, ',');
   const bool state = pieces.size() == 5 && pieces[4] == "state";

@@ -44,6 +44,9 @@ std::vector<ModelHeads> model_heads();
 /// (format) with file and line.
 std::vector<Case> cases_from(const Csv& csv);
 
+/// "N,N,...", the value of --lengths. Errors: UsageError, also for more tokens than can be run.
+std::vector<std::int64_t> parse_lengths(std::string_view value);
+
 /// "B,T,QK_HEADS,V_HEADS[,state]", the value of --case. Errors: UsageError.
 Case parse_case(std::string_view value);
 /// Sequences of the given lengths for the given heads, named "28672+4096_2_8".

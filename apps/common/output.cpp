@@ -36,6 +36,21 @@ struct Temporary {
   }
 };
 
+// A device or a pipe: renaming a file onto /dev/null would end it for the whole machine.
+bool is_special(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+void write_text(const fs::path& path, const fs::path& target, std::string_view text) {
+  File file(std::fopen(target.c_str(), "wb"));
+  if (!file || std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() ||
+      std::fflush(file.get()) != 0) {
+    fail(path, "cannot be written", errno);
+  }
+}
+
 fs::path folder_of(const fs::path& path) {
   const fs::path parent = path.parent_path();
   return parent.empty() ? fs::path(".") : parent;
@@ -49,8 +64,22 @@ fs::path temporary_beside(const fs::path& path) {
   return temporary;
 }
 
+fs::path behind_links(const fs::path& path) {
+  constexpr int most_links = 40;  // as in the kernel: links may lead in a circle
+  std::error_code error;
+  fs::path target = path;
+  for (int i = 0; i < most_links && fs::is_symlink(target, error); ++i) {
+    target = target.parent_path() / fs::read_symlink(target, error);
+  }
+  return target;
+}
+
 void check_writable(const fs::path& path) {
-  const fs::path folder = folder_of(path);
+  if (is_special(path)) {
+    if (::access(path.c_str(), W_OK) != 0) fail(path, "cannot be written", errno);
+    return;
+  }
+  const fs::path folder = folder_of(behind_links(path));
   std::error_code error;
   if (path.empty() || fs::is_directory(path, error)) {
     throw Error(ErrorCode::io,
@@ -63,16 +92,24 @@ void check_writable(const fs::path& path) {
   if (::access(folder.c_str(), W_OK) != 0) fail(path, "cannot be written", errno);
 }
 
-void write_file(const fs::path& path, std::string_view text) {
-  Temporary temporary{temporary_beside(path)};
-  File file(std::fopen(temporary.path.c_str(), "wb"));
-  if (!file) fail(path, "cannot be written", errno);
-  if (std::fwrite(text.data(), 1, text.size(), file.get()) != text.size() ||
-      std::fflush(file.get()) != 0) {
-    fail(path, "cannot be written", errno);
+void check_replaceable(const fs::path& path) {
+  if (is_special(path)) {
+    throw Error(ErrorCode::io, fmt::format("{}: expected a regular file or a new name, got a "
+                                           "device or a pipe",
+                                           path.string()));
   }
-  file.reset();
-  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) {
+  check_writable(path);
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+  if (is_special(path)) {
+    write_text(path, path, text);
+    return;
+  }
+  const fs::path target = behind_links(path);
+  Temporary temporary{temporary_beside(target)};
+  write_text(path, temporary.path, text);
+  if (std::rename(temporary.path.c_str(), target.c_str()) != 0) {
     fail(path, "cannot be replaced", errno);
   }
   temporary.renamed = true;

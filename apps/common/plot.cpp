@@ -157,7 +157,8 @@ std::string plot_script(const Report& report) {
 }
 
 Support write_plot(const Report& report, const fs::path& path) {
-  const fs::path svg = temporary_beside(path);
+  const fs::path target = behind_links(path);
+  const fs::path svg = temporary_beside(target);
   fs::path script = svg;
   script += ".gnuplot";
   write_file(script, plot_script(report));
@@ -165,7 +166,7 @@ Support write_plot(const Report& report, const fs::path& path) {
   std::error_code ignored;
   fs::remove(script, ignored);
   if (status == 0) {
-    fs::rename(svg, path);
+    fs::rename(svg, target);
     return Support::yes();
   }
   fs::remove(svg, ignored);

@@ -94,7 +94,9 @@ int run_program(const Program& program, int argc, const char* const* argv) {
     } else {
       status = program.run(values);
     }
-    if (std::fflush(stdout) != 0) return fail(program, "standard output: cannot be written");
+    // A failed write that emptied the buffer shows in the error flag alone.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      return fail(program, "standard output: cannot be written");
     return status;
   } catch (const std::bad_alloc&) {
     return fail(program, "out of memory: expected a problem that fits this machine");

@@ -3,6 +3,7 @@
 #include "common/tensors.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace gdnflow::apps {
 
@@ -30,6 +31,13 @@ Comparison Reference::o(const TensorView& got) const {
 Comparison Reference::final_state(const TensorView& got) const {
   if (on_device_) return compare_on_device(got, static_cast<const double*>(device_state_.data()));
   return compare(got, host_.final_state);
+}
+
+Comparison for_report(Comparison comparison) {
+  if (comparison.nonfinite_mismatches > 0) {
+    comparison.relative_rms = comparison.max_abs = std::numeric_limits<double>::quiet_NaN();
+  }
+  return comparison;
 }
 
 Bounds bounds_for(const Problem& problem, bool correlated) {

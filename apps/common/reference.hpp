@@ -37,4 +37,8 @@ struct Bounds {
 /// rounding), with fp16 1e-3.
 Bounds bounds_for(const Problem& problem, bool correlated);
 
+/// The comparison as reports give it: measures are NaN (null in JSON) where elements are finite on
+/// one side only. The comparison's own leave such pairs out, so a result of NaN would show as 0.
+Comparison for_report(Comparison comparison);
+
 }  // namespace gdnflow::apps

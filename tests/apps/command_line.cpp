@@ -78,6 +78,8 @@ TEST_CASE("devices, pipelines, variants and choices are refused with what there 
   check_refusal("info", {"--device", "host", "--checkpoints", "65"}, "multiple of 64");
   check_refusal("info", {"--device", "host", "--dot", "graph"}, "'graph'");
   check_refusal("replay", {"--device", "host", "--batches", "0"}, "at least 1, got 0");
+  // Zero stands for the default in the library, so a scale that rounds to it would be ignored.
+  check_refusal("info", {"--device", "host", "--scale", "1e-50"}, "a number above 0, got 0");
   check_refusal("replay", {"--device", "host", "--batches", "many"}, "--batches");
 }
 
@@ -88,6 +90,9 @@ TEST_CASE("ablate refuses cases that make no sense before it measures")
   check_refusal("ablate", {"--case", "0,2,4,4"}, "at least 1, got '0'");
   check_refusal("ablate", {"--case", "1,99999999999,4,4"}, "at most");
   check_refusal("ablate", {"--lengths", "1,2"}, "--heads or --model");
+  check_refusal("ablate", {"--lengths", "9223372036854775807", "--heads", "1,2"}, "at most");
+  check_refusal("ablate", {"--lengths", "2147483000,2147483000", "--heads", "1,2"}, "at most");
+  check_refusal("ablate", {"--seconds", "inf"}, "a finite number");
   check_refusal("ablate", {"--heads", "2,8"}, "--lengths");
   check_refusal("ablate", {"--lengths", "64", "--model", "none"}, "qwen3.5-27b");
   check_refusal("ablate", {"--only", "no_such_case"}, "'no_such_case'");

@@ -50,6 +50,15 @@ TEST_CASE("the same seed draws the same batches, another seed others")
   CHECK(first != tokens("2"));
 }
 
+TEST_CASE("what was not checked is not called right")
+{
+  const Outcome outcome =
+      run("replay", {"--device", "host", "--batches", "1", "--check", "0", "--heads", "1,2"});
+  CHECK(outcome.status == 0);
+  CHECK(outcome.out.find("none checked") != std::string::npos);
+  CHECK(outcome.out.find("right") == std::string::npos);
+}
+
 TEST_CASE("the table says what was run and that the host has no graph")
 {
   const Outcome outcome =

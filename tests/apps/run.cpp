@@ -4,13 +4,19 @@
 
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace gdnflow;
 using gdnflow::test::golden;
@@ -121,6 +127,77 @@ TEST_CASE("outputs are written whole, under the file's own shape, and agree with
   CHECK(compare(got.find("final_state"), expected.find("final_state")).within(1e-5));
 }
 
+TEST_CASE("a pipe stays a pipe and a link stays a link where results go")
+{
+  const TemporaryFolder folder;
+  const std::string pipe = folder / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  const int reader = open(pipe.c_str(), O_RDWR | O_NONBLOCK);
+  REQUIRE(reader >= 0);
+  CHECK(test::run("run", host({"--input", golden("no_decay_equal"), "--json=" + pipe})).status ==
+        0);
+  CHECK(std::filesystem::is_fifo(pipe));
+  char first = 0;
+  CHECK(read(reader, &first, 1) == 1);
+  CHECK(first == '{');
+  close(reader);
+
+  // A file of tensors is only ever replaced as a whole.
+  const Outcome refused =
+      test::run("run", host({"--input", golden("no_decay_equal"), "--output", pipe}));
+  CHECK(refused.status == 2);
+  CHECK(refused.err.find("expected a regular file or a new name") != std::string::npos);
+  CHECK(std::filesystem::is_fifo(pipe));
+
+  const std::string link = folder / "link";
+  std::filesystem::create_symlink("target", link);
+  for (const char* option : {"--json", "--output"}) {
+    CHECK(test::run("run", host({"--input", golden("no_decay_equal"), option, link})).status == 0);
+    CHECK(std::filesystem::is_symlink(link));
+    CHECK(std::filesystem::is_regular_file(folder / "target"));
+  }
+}
+
+TEST_CASE("standard output that cannot be written is status 2, however much is written")
+{
+  if (!std::filesystem::exists("/dev/full")) return;
+  for (const char* form : {"--json=/dev/full", "--json=-"}) {
+    const std::string command = std::string(GDNFLOW_BIN_DIR) + "/gdnflow-info --device host " +
+                                form + " > /dev/full 2> /dev/null";
+    CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
+  }
+}
+
+TEST_CASE("a result of NaN has no measures, rather than measures of 0")
+{
+  const TemporaryFolder folder;
+  const std::string path = folder / "nan.safetensors";
+  const SafetensorsFile file = SafetensorsFile::open(golden("packed_gva"));
+  NamedTensors tensors = tensors_of(file);
+  std::vector<float> g(static_cast<std::size_t>(file.find("g").elements()), NAN);
+  for (auto& [name, view] : tensors) {
+    if (name == "g") view.data = g.data();
+  }
+  write_safetensors(path, tensors, {});
+  const Outcome outcome = test::run("run", host({"--input", path, "--json"}));
+  CHECK(outcome.status == 1);
+  const Json result = Json::parse(outcome.out);
+  CHECK(result.at("o").at("rel_rms").is_null());
+  CHECK(result.at("o").at("max_abs").is_null());
+}
+
+TEST_CASE("a tolerance that makes no sense is refused before anything is written")
+{
+  const TemporaryFolder folder;
+  const std::string path = folder / "out.safetensors";
+  for (const char* tolerance : {"-1", "nan"}) {
+    CHECK(test::run("run", host({"--input", golden("packed_gva"), "--output", path, "--tolerance",
+                                 tolerance}))
+              .status == 2);
+  }
+  CHECK(folder.count() == 0);
+}
+
 TEST_CASE("half-precision outputs are held to half-precision bounds")
 {
   const Outcome outcome =
@@ -166,6 +243,10 @@ TEST_CASE("q and k are normalised where the option or the file's metadata says s
   write_safetensors(path, tensors_of(file), {});  // without the metadata
   CHECK(test::run("run", host({"--input", path})).status == 1);
   CHECK(test::run("run", host({"--input", path, "--qk-norm"})).status == 0);
+  write_safetensors(path, tensors_of(file), {{"qk_l2norm_in_kernel", "True"}});
+  const Outcome misspelt = test::run("run", host({"--input", path}));
+  CHECK(misspelt.status == 2);
+  CHECK(misspelt.err.find("expected true or false, got 'True'") != std::string::npos);
 }
 
 TEST_CASE("raw gates, alpha and logits give the oracle's result")
