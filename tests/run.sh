@@ -58,11 +58,12 @@ fi
 if [ "$quick" = no ]; then
   [ "$main" = host-only ] || build host-only
 
-  build sanitize
+  # Under sanitizers g++ warns of uninitialised memory inside its own standard library.
+  build sanitize -DGDNFLOW_WERROR=OFF
   say "tests under AddressSanitizer and UndefinedBehaviorSanitizer ($((SECONDS - started)) s so far)"
   ctest --preset sanitize --parallel "$jobs"
 
-  build thread-sanitize
+  build thread-sanitize -DGDNFLOW_WERROR=OFF
   say "tests under ThreadSanitizer ($((SECONDS - started)) s so far)"
   ctest --preset thread-sanitize --parallel "$jobs"
 

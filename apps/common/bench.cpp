@@ -63,7 +63,7 @@ void Bench::start(Executor& executor) const {
   executor.build();
   workload_.poison_outputs();
   executor.run(stream_.get());
-  synchronize(workload_.device);
+  synchronize(workload_.device, stream_.get());
 }
 
 std::optional<double> Bench::hot_median(Executor& executor) const {
@@ -145,7 +145,7 @@ void Bench::trace_stages(const Plan& plan, ExecutorOptions options) const {
     const TraceRange range(name);
     stage->run(stream_.get());
   }
-  synchronize(workload_.device);
+  synchronize(workload_.device, stream_.get());
 }
 
 }  // namespace gdnflow::apps

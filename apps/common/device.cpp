@@ -112,16 +112,16 @@ void fill_bytes(void* destination, Device device, int value, std::int64_t bytes)
   }
 #if GDNFLOW_WITH_CUDA
   check(cudaMemset(destination, value, size), "setting GPU memory");
-  check(cudaDeviceSynchronize(), "setting GPU memory");
+  check(cudaStreamSynchronize(nullptr), "setting GPU memory");
 #else
   no_cuda();
 #endif
 }
 
-void synchronize(Device device) {
+void synchronize(Device device, [[maybe_unused]] Stream stream) {
   if (device.type == DeviceType::host) return;
 #if GDNFLOW_WITH_CUDA
-  check(cudaDeviceSynchronize(), "running on the GPU");
+  check(cudaStreamSynchronize(stream), "running on the GPU");
 #else
   no_cuda();
 #endif

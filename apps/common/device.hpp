@@ -46,8 +46,8 @@ void upload(void* destination, Device device, const void* source, std::int64_t b
 void download(void* destination, const void* source, Device device, std::int64_t bytes);
 /// Sets every byte; waits.
 void fill_bytes(void* destination, Device device, int value, std::int64_t bytes);
-/// Waits for everything on the device.
-void synchronize(Device device);
+/// Waits for a stream. Not for the device: that would pass over the streams of a green context.
+void synchronize(Device device, Stream stream = nullptr);
 
 /// A stream of the device, owned; the null stream on the host.
 class OwnedStream {

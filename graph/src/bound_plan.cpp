@@ -127,6 +127,14 @@ void BoundPlan::check_tensor(int index, const TensorView& tensor) const {
            fmt::format("{}: expected a contiguous last dimension, got {}", edge.name,
                        to_string(tensor)));
   }
+  const bool is_written = edge.writer >= 0 || !edge.modifiers.empty();
+  for (int i = 0; is_written && elements > 0 && i < tensor.rank; ++i) {
+    if (tensor.extents[i] > 1 && tensor.strides[i] == 0) {
+      refuse(ErrorCode::invalid_argument,
+             fmt::format("{}: expected rows of their own for what is written, got {}", edge.name,
+                         to_string(tensor)));
+    }
+  }
 }
 
 void BoundPlan::check_all_bound() const {

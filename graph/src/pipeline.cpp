@@ -3,6 +3,7 @@
 #include "edge_text.hpp"
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 
@@ -104,6 +105,11 @@ class Assembly {
           connected = contains(inputs_, name) || contains(outputs_, name) ||
                       (port.direction != Direction::out && written.contains(name));
         }
+        if (!connected && asked_for(port.name) && !uses_[n]->connect.contains(port.name)) {
+          refuse("{}: {} has it, expected an {} of that name, or \"\" in connect to do without",
+                 port_text(node, port), to_string(problem_),
+                 port.direction == Direction::in ? "input" : "output");
+        }
         node.edges.push_back(connected ? join_edge(static_cast<int>(n), port, name) : -1);
       }
     }
@@ -183,6 +189,25 @@ class Assembly {
         fmt::format("pipeline {}: {}", id_, fmt::format(format, std::forward<Args>(args)...)));
   }
 
+  /// Whether the problem says that the external tensor of this name takes part: a pipeline that
+  /// left it out would compute something else without a word.
+  bool asked_for(std::string_view port) const noexcept {
+    const Problem& p = problem_;
+    const std::array<std::pair<std::string_view, bool>, 9> tensors{{
+        {"cu_seqlens", p.cu_seqlens},
+        {"prefix_lens", p.prefix_lens},
+        {"initial_state", p.initial_state},
+        {"state_indices", p.state_indices},
+        {"output_state_indices", p.output_state_indices},
+        {"has_initial_state", p.has_initial_state},
+        {"checkpoint_state_indices", p.checkpoint_state_indices},
+        {"final_state", p.final_state},
+        {"checkpoints", p.checkpoint_interval > 0},
+    }};
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& tensor) { return tensor.first == port && tensor.second; });
+  }
+
   int find_edge(std::string_view name) const noexcept {
     for (std::size_t i = 0; i < edges.size(); ++i) {
       if (edges[i].name == name) return static_cast<int>(i);
@@ -207,8 +232,8 @@ class Assembly {
       if (variant == nullptr) {
         std::vector<std::string_view> known;
         for (const Variant& v : stage.variants) known.push_back(v.id);
-        refuse("{}: variant: expected one of [{}], got '{}'", node.name, fmt::join(known, ", "),
-               choice->id);
+        refuse("{}: variant: expected one of [{}], got '{}'{}", node.name, fmt::join(known, ", "),
+               choice->id, built_with_cuda() ? "" : " (this build has no GPU variants)");
       }
       if (const Support support = verdict(*variant, choice->options); !support) {
         throw Error(ErrorCode::unsupported,

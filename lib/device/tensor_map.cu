@@ -1,6 +1,6 @@
-#include "device/tensor_map.hpp"
-
 #include <gdnflow/error.hpp>
+
+#include "device/tensor_map.hpp"
 
 #include <string>
 
@@ -27,14 +27,6 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 }  // namespace
 
-bool tma_can_address(const TensorView& view) {
-  const auto aligned = [](std::int64_t bytes) { return bytes % 16 == 0; };
-  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-  return view.rank == 3 && view.strides[2] == 1 &&
-         aligned(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data))) &&
-         aligned(view.strides[0] * element) && aligned(view.strides[1] * element);
-}
-
 CUtensorMap tile_map(const TensorView& view, std::uint32_t tokens) {
   constexpr std::uint32_t columns = 64;
   const auto element = static_cast<cuuint64_t>(size_of(view.dtype));
@@ -43,17 +35,24 @@ CUtensorMap tile_map(const TensorView& view, std::uint32_t tokens) {
     return static_cast<cuuint64_t>(view.extents[i] > 0 ? view.extents[i] : 1);
   };
   const cuuint64_t extents[3] = {extent(2), extent(1), extent(0)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(view.strides[1]) * element,
-                                 static_cast<cuuint64_t>(view.strides[0]) * element};
+  // The stride of an extent of one is never used, but has to look like one.
+  const auto stride = [&](int i, cuuint64_t dense) {
+    return view.extents[i] > 1 ? static_cast<cuuint64_t>(view.strides[i]) * element : dense;
+  };
+  const cuuint64_t row = extent(2) * element;
+  const cuuint64_t heads = stride(1, row);
+  const cuuint64_t strides[2] = {heads, stride(0, extent(1) * heads)};
   const cuuint32_t box[3] = {columns, 1, tokens};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUtensorMapDataType type = view.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  // No tokens may come with no memory: an aligned address that nothing will read.
+  void* const base = view.data != nullptr ? view.data : reinterpret_cast<void*>(row);
   CUtensorMap map;
   const CUresult status =
-      encoder()(&map, type, 3, view.data, extents, strides, box, steps,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encoder()(&map, type, 3, base, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw Error(ErrorCode::cuda, "tensor map of " + to_string(view) + ": refused with code " +
                                      std::to_string(static_cast<int>(status)));

@@ -8,10 +8,6 @@
 
 namespace gdnflow::device {
 
-/// Whether TMA can address a [tokens, heads, columns] tensor: base and strides in multiples of 16
-/// bytes..
-bool tma_can_address(const TensorView& view);
-
 /// A map of a [tokens, heads, columns] tensor for boxes of 64 columns x 1 head x `tokens` tokens
 /// in the 128-byte swizzle; coordinates are column, head, token. A pure function of the view: it
 /// encodes on the host and touches no device. Errors: cuda where there is no driver.

@@ -29,6 +29,12 @@ OutputFile::OutputFile(std::filesystem::path path) : path_(std::move(path)) {
     errno = EISDIR;
     refuse(path_, "write");
   }
+  if (std::filesystem::is_symlink(path_)) path_ = std::filesystem::canonical(path_);
+  if (std::filesystem::exists(path_) && !std::filesystem::is_regular_file(path_)) {
+    // The rename would put a file in the place of a device or pipe.
+    throw Error(ErrorCode::io,
+                fmt::format("{}: cannot write it: expected a regular file", path_.string()));
+  }
   temporary_ = path_;
   temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), serial++);
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

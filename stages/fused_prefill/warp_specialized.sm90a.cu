@@ -45,6 +45,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 namespace gdnflow::stages::fused_prefill {
 namespace {
@@ -611,7 +612,7 @@ __global__ void __launch_bounds__(block_threads, 1)
   const Work w = work_of_block<Tile>(p);
   if (threadIdx.x == 0) {
     for (int s = 0; s < most_stages; ++s) {
-      shared.full[s].init(1 + 32);  // the announced bytes, and the producer's lanes
+      shared.full[s].init(1 + 32);              // the announced bytes, and the producer's lanes
       shared.empty[s].init(3 * group_threads);  // every thread: racecheck follows no less
     }
     device::fence_barrier_init();
@@ -659,6 +660,15 @@ Support supports(const VariantQuery& query) {
 }
 
 Support accepts(const StageCall& call) {
+  for (const char* name : {"q", "k", "v", "A", "o"}) {
+    const TensorView& view = call[name];
+    for (int i = 0; i < 2; ++i) {
+      if (view.extents[i] > 1 && view.strides[i] <= 0) {
+        return Support::no(std::string(name) + ": expected positive strides, got " +
+                           to_string(view));
+      }
+    }
+  }
   return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
 }
 

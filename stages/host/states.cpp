@@ -13,7 +13,7 @@ States::States(const StageCall& call)
       checkpoint_slots_(call["checkpoint_state_indices"]) {}
 
 std::int64_t States::slot(const TensorView& indices, std::int64_t i) const noexcept {
-  if (indices.data == nullptr) return i;
+  if (indices.rank == 0) return i;
   if (i < 0 || i >= indices.extents[0]) return -1;
   return indices.as<const std::int32_t>()[i * indices.strides[0]];
 }

@@ -60,7 +60,9 @@ class GDNFLOW_API Executor {
   virtual void build() = 0;
 
   /// Enqueues one pass on `stream` (the host executor runs it to completion). The stream may be
-  /// one that the caller is capturing. Errors: invalid_argument before `build`; cuda.
+  /// one that the caller is capturing: the caller's graph then uses this executor's arena, so keep
+  /// the executor as long as the graph, or give it an arena of your own. Errors: invalid_argument
+  /// before `build`; cuda.
   virtual void run(Stream stream = nullptr) = 0;
 
   /// Switches an optional node on or off for the runs that follow. Errors: invalid_argument for a

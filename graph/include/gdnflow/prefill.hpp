@@ -27,7 +27,9 @@ struct PrefillTensors {
   TensorView cu_seqlens{};            ///< [N+1] i32 or i64
   TensorView prefix_lens{};           ///< [N], as cu_seqlens
   TensorView initial_state{};         ///< [N or P, Hv, r, c]
-  TensorView final_state{};           ///< [N or P, Hv, r, c]; may be the same memory
+  TensorView final_state{};           ///< [N or P, Hv, r, c]; may be the same
+                                      ///< memory: a row written by one sequence is then read
+                                      ///< by no other
   TensorView state_indices{};         ///< [N] i32
   TensorView output_state_indices{};  ///< [N] i32
   TensorView has_initial_state{};     ///< [N] u8

@@ -29,7 +29,7 @@ struct Comparison {
   WorstElement worst{};  ///< by difference / tolerance; a mismatch comes first, then the
                          ///< first by index
 
-  /// Whether the measures are within bounds; NaN never is.
+  /// Whether the measures are within bounds. Pairs that are NaN on both sides agree.
   bool within(double most_relative_rms) const noexcept {
     return nonfinite_mismatches == 0 && relative_rms <= most_relative_rms;
   }

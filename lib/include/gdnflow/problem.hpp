@@ -64,7 +64,7 @@ struct Problem {
   bool has_initial_state = false;     ///< a flag per sequence: zero means start from zero
   std::int32_t checkpoint_interval = 0;   ///< tokens, a multiple of 64; 0: no checkpoints
   bool checkpoint_state_indices = false;  ///< checkpoints go to pool rows, -1: skip
-  bool zero_padding = false;  ///< rows of o after the last sequence are zeroed, else untouched
+  bool zero_padding = false;  ///< rows of o that no sequence owns are zeroed, else untouched
 
   /// The scale in force.
   GDNFLOW_API float effective_scale() const noexcept;

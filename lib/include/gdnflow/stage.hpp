@@ -118,8 +118,11 @@ struct StageCall {
 
   /// The tensor on a port. Errors: internal for a name that the stage does not have.
   GDNFLOW_API const TensorView& operator[](std::string_view port) const;
-  /// Whether a port has a tensor.
-  bool has(std::string_view port) const { return (*this)[port].data != nullptr; }
+  /// Whether a port is connected. A connected tensor without elements may have null data.
+  bool has(std::string_view port) const {
+    const TensorView& tensor = (*this)[port];
+    return tensor.data != nullptr || tensor.rank > 0;
+  }
   std::int64_t option(std::string_view name, std::int64_t fallback) const noexcept {
     return option_or(options, name, fallback);
   }
