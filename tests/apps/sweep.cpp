@@ -243,7 +243,8 @@ TEST_CASE("on a GPU a sweep runs every combination, and a breakdown every other 
   CAPTURE(broken_down.err);
   REQUIRE(broken_down.status == 0);
   std::vector<std::string> options;
-  for (const Json& row : Json::parse(read_text(json)).at("cases").at(0).at("pipelines")) {
+  const Json breakdown = Json::parse(read_text(json));  // outlives the loop over a part of it
+  for (const Json& row : breakdown.at("cases").at(0).at("pipelines")) {
     CHECK(row.at("right") == true);
     CHECK(row.at("ratio_as_given").get<double>() > 0);
     CHECK(row.at("as_given").get<bool>() == row.at("options").get<std::string>().empty());

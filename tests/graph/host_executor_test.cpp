@@ -317,6 +317,9 @@ TEST_CASE("a tensor that does not fit is refused and changes nothing")
   q = x["q"];
   q.strides[2] = 2;
   refused("q", q, {"q", "contiguous last dimension", "strides [64,32,2]"});
+  TensorView o = x["o"];
+  o.strides[0] = 0;
+  refused("o", o, {"o", "rows of their own", "strides [0,"});
   refused("qq", x["q"], {"expected one of [", "q, k, v", "'qq'"});
   refused("v", x["v"], {"v", "once", "twice"});
   executor->run();

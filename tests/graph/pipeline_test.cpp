@@ -350,6 +350,26 @@ TEST_CASE("a chosen variant is taken, or refused with its reason")
                [&] { build("none"); });
 }
 
+TEST_CASE(
+    "a pipeline has every external tensor that its problem asks for, or says that it does without")
+{
+  Problem p = small_problem();
+  p.initial_state = true;
+  const auto builder = [&](std::vector<std::string> inputs, StageUse use = {}) {
+    inputs.insert(inputs.end(), {"q", "k", "v", "g", "beta"});
+    return PipelineBuilder("mine", builtin_stages(), p, {8, 2}, plain_host())
+        .inputs(std::move(inputs))
+        .outputs({"o", "final_state"})
+        .add("one_pass", std::move(use));
+  };
+  (void)builder({"cu_seqlens", "initial_state"}).build();
+  expect_error(ErrorCode::invalid_pipeline, {"mine", "one_pass", "cu_seqlens", "expected an input"},
+               [&] { (void)builder({"initial_state"}).build(); });
+  expect_error(ErrorCode::invalid_pipeline, {"one_pass", "initial_state", "expected an input"},
+               [&] { (void)builder({"cu_seqlens"}).build(); });
+  (void)builder({"cu_seqlens"}, named("", {{"initial_state", ""}})).build();
+}
+
 TEST_CASE("a bad problem or capacity is refused first")
 {
   Bench bench({tiny_stage("make", {writes("y")})});

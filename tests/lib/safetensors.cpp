@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
 using namespace gdnflow;
 using gdnflow::test::expect_error;
@@ -390,4 +391,23 @@ TEST_CASE("the reference files are readable and hold what their page says")
     CHECK(golden.final_state().extents[0] + 1 == std::ssize(golden.inputs.cu_seqlens));
     CHECK(golden.file.metadata().at("source").find("transformers") != std::string::npos);
   }
+}
+
+TEST_CASE("what is no regular file is not replaced")
+{
+  const TemporaryDirectory directory;
+  const std::filesystem::path pipe = directory.path() / "pipe";
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  float x = 1;
+  const TensorView t = TensorView::dense(&x, DType::f32, {1});
+  expect_error(ErrorCode::io, {"pipe", "expected a regular file"}, [&] {
+    write_safetensors(pipe, {{"t", t}});
+  });
+  CHECK(std::filesystem::is_fifo(pipe));
+  // A link stays a link, and the file behind it is the one that is written.
+  write_safetensors(directory.path() / "file", {{"t", t}});
+  std::filesystem::create_symlink(directory.path() / "file", directory.path() / "link");
+  write_safetensors(directory.path() / "link", {{"u", t}});
+  CHECK(std::filesystem::is_symlink(directory.path() / "link"));
+  CHECK(SafetensorsFile::open(directory.path() / "file").contains("u"));
 }

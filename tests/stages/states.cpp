@@ -287,6 +287,15 @@ TEST_CASE("a checkpoint is the state of a run cut at that place")
       }
       CHECK(untouched(compact["checkpoints"], rows));
 
+      // No rows at all: an empty list of slots, which may come with no memory, is not a missing
+      // one.
+      StageDriver none = test::make_driver(p, in);
+      if (p.prefix_lens) none.add_index("prefix_lens", c.prefixes);
+      none.add_poisoned_states("checkpoints", rows);
+      none.add_view("checkpoint_state_indices", TensorView::dense(nullptr, DType::i32, {0}));
+      test::run_form(none, form);
+      CHECK(untouched(none["checkpoints"], 0));
+
       // Rows past the buffer's end are not written.
       const StageDriver short_one = run(rows - 1 > 0 ? rows - 1 : 1, {});
       CHECK(same(row_of(short_one["checkpoints"], 0), row_of(compact["checkpoints"], 0)));
