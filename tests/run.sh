@@ -41,7 +41,7 @@ build() {
     die "cmake failed; the whole log is build/$preset.log"
   }
   cmake --build --preset "$preset" --parallel "$jobs" >>"build/$preset.log" 2>&1 || {
-    grep -n -E -A 12 'FAILED|error' "build/$preset.log" | tail -n 60 >&2
+    grep -E -A 12 'FAILED:|error:' "build/$preset.log" | tail -n 60 >&2
     die "the build failed; the whole log is build/$preset.log"
   }
 }
