@@ -11,10 +11,6 @@
 
 namespace gdnflow::device {
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 /// Loads a box into shared memory; its bytes count on `barrier`. Rows past the tensor read as zero.
 __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& map,
                                          Barrier& barrier, int column, int head, int token) {
