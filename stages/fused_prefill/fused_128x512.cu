@@ -32,13 +32,14 @@
 // state warp's lane has as left operand is what an output warp's lane needs as right operand, so
 // the mailboxes are read and written 16 bytes a lane without conflict.
 //
-// Output warps load everything: K, Q and A a chunk ahead into second buffers, V into its only one
-// as soon as V' says that it has been read. A thread of 512 has 128 registers at most; a state
-// warp's hold 64 of S, 32 of a product and 16 of rounded values, so it keeps next to nothing else:
-// half of V'^T at a time, fragments of S read back from the mailbox, the block's place worked out
-// again where it is needed.
+// Output warps load everything: K and A a chunk ahead into second buffers; Q, which they alone
+// read, and V into their only ones as soon as all of them know that V' is there. A thread of 512
+// has 128 registers at most; a state warp's hold 64 of S, 32 of a product and 16 of rounded values,
+// so it keeps next to nothing else: half of V'^T at a time, fragments of S read back from the
+// mailbox, the block's place worked out again where it is needed.
 //
-// At a value tile of 64 (an option) 4 + 4 warps do the same for half a head.
+// At a value tile of 64 (an option) 4 + 4 warps do the same for half a head, and two such blocks
+// fit on a multiprocessor of 227 KiB: one has work while the other waits for its next chunk.
 //
 // At D = 128 a chunk of a block takes 4.13 M multiply-adds (state warps 2.43 M, output warps 1.70
 // M), 56 KiB of loads, 16 KiB of stores; shared memory moves 0.65 MiB.
@@ -83,7 +84,7 @@ struct Mailbox {
 
 template <class T, int D, int Tile>
 struct SharedStorage {
-  device::SwizzledTile<T, chunk_rows, D> k[2], q[2];
+  device::SwizzledTile<T, chunk_rows, D> k[2], q;
   device::SwizzledTile<T, chunk_rows, chunk_rows> a[2];
   device::SwizzledTile<T, chunk_rows, Tile> v;
   device::SwizzledTile<T, chunk_rows, chunk_rows> p;
@@ -91,8 +92,8 @@ struct SharedStorage {
   Mailbox values[Config<D, Tile>::slabs][token_steps];
   Gates gates[2];
 };
-static_assert(sizeof(SharedStorage<__half, 128, 128>) == 154 * 1024, "a block on 163 KiB");
-static_assert(sizeof(SharedStorage<__half, 128, 64>) == 122 * 1024);
+static_assert(sizeof(SharedStorage<__half, 128, 128>) == 138 * 1024, "a block on 163 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 64>) == 106 * 1024, "two blocks on 227 KiB");
 
 template <class T, int D, int Tile>
 struct Block {
@@ -111,20 +112,21 @@ struct Block {
   __device__ __forceinline__ void meet() const { device::named_sync(next_chunk, Shape::threads); }
 
   // Loads, by the output warps.
-  __device__ __forceinline__ void load_tiles(const device::Chunk& chunk, int buffer) const {
+  __device__ __forceinline__ void load_double_tiles(const device::Chunk& chunk, int buffer) const {
     constexpr int threads = Shape::role_threads;
     const std::int64_t token = chunk.first_token;
     device::load_rows_async<threads>(shared.k[buffer], p.k.row(token, place.qk_head),
                                      p.k.token_stride, chunk.tokens, thread());
-    device::load_rows_async<threads>(shared.q[buffer], p.q.row(token, place.qk_head),
-                                     p.q.token_stride, chunk.tokens, thread());
     device::load_rows_async<threads>(shared.a[buffer], p.a.row(token, place.head), p.a.token_stride,
                                      chunk.tokens, thread());
   }
-  __device__ __forceinline__ void load_v(const device::Chunk& chunk) const {
-    device::load_rows_async<Shape::role_threads>(
-        shared.v, p.v.row(chunk.first_token, place.head) + place.column, p.v.token_stride,
-        chunk.tokens, thread());
+  __device__ __forceinline__ void load_single_tiles(const device::Chunk& chunk) const {
+    constexpr int threads = Shape::role_threads;
+    device::load_rows_async<threads>(shared.q, p.q.row(chunk.first_token, place.qk_head),
+                                     p.q.token_stride, chunk.tokens, thread());
+    device::load_rows_async<threads>(shared.v,
+                                     p.v.row(chunk.first_token, place.head) + place.column,
+                                     p.v.token_stride, chunk.tokens, thread());
   }
 };
 
@@ -249,19 +251,15 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
   const int warp = Block<T, D, Tile>::warp();
   auto& shared = block.shared;
   const Gates& gates = shared.gates[buffer];
-  const auto& q_tile = shared.q[buffer];
-  if (next.tokens > 0) block.load_tiles(next, buffer ^ 1);
+  if (next.tokens > 0) block.load_double_tiles(next, buffer ^ 1);
   device::close_copy_group();
-  TokenGates next_gates{};
-  if (thread < chunk_rows) next_gates.fetch(block.p, block.place, next, thread);
-
-  attend_jobs<T, D, Shape::slabs>(q_tile, shared.k[buffer], shared.p, gates, block.p.scale, warp);
+  attend_jobs<T, D, Shape::slabs>(shared.q, shared.k[buffer], shared.p, gates, block.p.scale, warp);
   device::named_sync(state_and_scores, Shape::threads);
 
   const int first_slab = warp / 2 * 2;
   const int half = warp % 2;
   const int first_token[2] = {16 * half, 48 - 16 * half};
-  const MatrixCursor queries(q_tile, MatrixOrder::down_right);
+  const MatrixCursor queries(shared.q, MatrixOrder::down_right);
   OutputTiles o;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -284,8 +282,10 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
     scale_output(o[i][0], gates, block.p.scale, first_token[i]);
     scale_output(o[i][1], gates, block.p.scale, first_token[i]);
   }
+  TokenGates next_gates{};
+  if (thread < chunk_rows) next_gates.fetch(block.p, block.place, next, thread);
   device::named_sync(values_ready, Shape::threads);
-  if (next.tokens > 0) block.load_v(next);  // V has been read
+  if (next.tokens > 0) block.load_single_tiles(next);  // Q and V have been read
   device::close_copy_group();
   const MatrixCursor scores(shared.p, MatrixOrder::down_right);
   if (half == 0) {
@@ -310,10 +310,11 @@ __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
   const int thread = Block<T, D, Tile>::thread();
   int left = place.end - place.begin;
   device::Chunk chunk = chunk_at(block.p, place, place.begin);
-  device::Chunk next = chunk_at(block.p, place, place.begin + 1);
+  const device::Chunk last = left > 0 ? block.p.chunks.at(place.end - 1) : device::Chunk{};
+  const int end = last.first_token + last.tokens;
   if (left > 0) {
-    block.load_tiles(chunk, left & 1);
-    block.load_v(chunk);
+    block.load_double_tiles(chunk, left & 1);
+    block.load_single_tiles(chunk);
     device::close_copy_group();
     if (thread < chunk_rows) {
       TokenGates gates{};
@@ -322,17 +323,19 @@ __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
     }
   }
   for (; left > 0; --left) {
-    const device::Chunk after = chunk_at(block.p, place, place.end - left + 2);
+    // A sequence's chunks follow one another, so the table need not be asked again.
+    device::Chunk next{};
+    next.first_token = chunk.first_token + chunk.tokens;
+    next.tokens = min(chunk_rows, end - next.first_token);
     device::wait_for_copy_groups<0>();
     block.meet();
     output_chunk(block, chunk, next, left & 1);
     chunk = next;
-    next = after;
   }
 }
 
 template <class T, int D, int Tile>
-__global__ void __launch_bounds__(Config<D, Tile>::threads, 1)
+__global__ void __launch_bounds__(Config<D, Tile>::threads, 128 / Tile)
     fused_128x512_kernel(const __grid_constant__ Params<T> p) {
   auto& shared = device::dynamic_shared<SharedStorage<T, D, Tile>>();
   const Block<T, D, Tile> block{p, place_of_block<D, Tile>(p), shared};
