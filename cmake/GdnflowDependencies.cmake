@@ -28,6 +28,14 @@ endif()
 # What a program that links the static library links too; made visible to a project that adds this
 # one as a subdirectory.
 set(GDNFLOW_LINK_LIBRARIES "")
+
+# fmt's headers alone, so that nothing need be there when a program runs. Under sanitizers its compiled
+# library, where the package has one: there, its code takes ten seconds in each file that formats.
+set(GDNFLOW_FMT fmt::fmt-header-only)
+if(GDNFLOW_SANITIZE AND PROJECT_IS_TOP_LEVEL AND TARGET fmt::fmt)
+  set(GDNFLOW_FMT fmt::fmt)
+  list(APPEND GDNFLOW_LINK_LIBRARIES $<BUILD_INTERFACE:fmt::fmt>)
+endif()
 if(GDNFLOW_OPENMP)
   set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
   find_package(OpenMP REQUIRED COMPONENTS CXX)

@@ -16,6 +16,24 @@ elseif(NOT TARGET gdnflow_internals)
   add_library(gdnflow_internals ALIAS gdnflow)
 endif()
 
+# Checks take longer to compile than to run. Sanitizers leave out the suite "long", whose cases are
+# of numbers and times.
+set(test_options "")
+set(test_arguments "")
+if(GDNFLOW_SANITIZE)
+  set(test_options $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+  set(test_arguments --test-suite-exclude=long)
+elseif(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(test_options $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+endif()
+
+file(GLOB support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
+add_library(gdnflow-test-support OBJECT ${support})
+target_compile_options(gdnflow-test-support PRIVATE ${test_options})
+target_link_libraries(gdnflow-test-support PRIVATE gdnflow_flags doctest::doctest)
+target_include_directories(gdnflow-test-support PRIVATE ${PROJECT_SOURCE_DIR}/tests
+  $<TARGET_PROPERTY:gdnflow,INTERFACE_INCLUDE_DIRECTORIES>)
+
 function(gdnflow_add_test_area area)
   cmake_parse_arguments(PARSE_ARGV 1 arg "INTERNALS" "" "")
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${area}/*.cpp)
@@ -27,17 +45,16 @@ function(gdnflow_add_test_area area)
     message(STATUS "gdnflow: no tests in tests/${area}")
     return()
   endif()
-  file(GLOB support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
-
   set(target gdnflow-test-${area})
-  add_executable(${target} ${sources} ${support})
+  add_executable(${target} ${sources} $<TARGET_OBJECTS:gdnflow-test-support>)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${GDNFLOW_TEST_OUTPUT})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${target} PRIVATE
     GDNFLOW_TEST_DATA="${GDNFLOW_TEST_DATA}"
     GDNFLOW_BIN_DIR="${GDNFLOW_TEST_PROGRAMS}"
     GDNFLOW_WITH_CUDA=$<BOOL:${GDNFLOW_WITH_CUDA}>)
-  target_link_libraries(${target} PRIVATE gdnflow_flags doctest::doctest fmt::fmt-header-only
+  target_compile_options(${target} PRIVATE ${test_options})
+  target_link_libraries(${target} PRIVATE gdnflow_flags doctest::doctest ${GDNFLOW_FMT}
     nlohmann_json::nlohmann_json Eigen3::Eigen)
   if(arg_INTERNALS)
     target_link_libraries(${target} PRIVATE gdnflow_internals)
@@ -58,7 +75,7 @@ function(gdnflow_add_test_area area)
   foreach(source IN LISTS sources)
     get_filename_component(file ${source} NAME)
     get_filename_component(name ${source} NAME_WE)
-    add_test(NAME ${area}.${name} COMMAND ${target} "--source-file=*/tests/${area}/${file}"
+    add_test(NAME ${area}.${name} COMMAND ${target} "--source-file=*/tests/${area}/${file}" ${test_arguments}
       WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
     # 77 is what a program returns when it had to skip everything: no GPU.
     set_tests_properties(${area}.${name} PROPERTIES LABELS ${area} TIMEOUT 600 SKIP_RETURN_CODE 77)

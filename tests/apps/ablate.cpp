@@ -33,7 +33,8 @@ const Json& find(const Json& list, const std::string& key, const std::string& va
 
 }  // namespace
 
-TEST_CASE("the standard cases run scaled down on the host, all right against the oracle")
+TEST_CASE("the standard cases run scaled down on the host, all right against the oracle" *
+          doctest::test_suite("long"))
 {
   const TemporaryFolder folder;
   const std::string json = folder / "report.json";

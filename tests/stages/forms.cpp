@@ -110,7 +110,7 @@ TEST_CASE("all forms equal the recurrence for any head dims and both state layou
   }
 }
 
-TEST_CASE("all forms equal the recurrence on every distribution")
+TEST_CASE("all forms equal the recurrence on every distribution" * doctest::test_suite("long"))
 {
   const Problem p = problem(2, 4, 128);
   for (const Distribution distribution : distributions()) {
@@ -120,7 +120,8 @@ TEST_CASE("all forms equal the recurrence on every distribution")
   }
 }
 
-TEST_CASE("errors of early tokens do not build up over a long sequence without decay")
+TEST_CASE("errors of early tokens do not build up over a long sequence without decay" *
+          doctest::test_suite("long"))
 {
   check(problem(1, 1, 128), {4096}, Distribution::no_decay);
   check(problem(1, 2, 64), {2048, 1000}, Distribution::correlated);
@@ -258,7 +259,8 @@ TEST_CASE("the same inputs give the same bits whatever shares the batch")
   }
 }
 
-TEST_CASE("a prompt of 2048 tokens with 16/32 heads goes through the residual form in useful time")
+TEST_CASE("a prompt of 2048 tokens with 16/32 heads goes through the residual form in useful time" *
+          doctest::test_suite("long"))
 {
   Problem p = problem(16, 32, 128);
   p.activation = DType::bf16;
@@ -269,7 +271,7 @@ TEST_CASE("a prompt of 2048 tokens with 16/32 heads goes through the residual fo
   test::run_form(driver, Form::residual);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   MESSAGE("2048 tokens, 16/32 heads: ", seconds.count(), " s");
-  // Two cores take well under a second; the bound leaves room for sanitizers and busy machines,
-  // and still catches a quadratic or a serial path.
+  // Two cores take well under a second; the bound leaves room for busy machines, and still catches
+  // a quadratic or a serial path.
   CHECK(seconds.count() < 20.0);
 }
