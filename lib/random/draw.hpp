@@ -47,11 +47,11 @@ struct NormalBlock {
 /// Four independent normal numbers by the Box-Muller transform, up to 6.8 in magnitude.
 GDNFLOW_HOST_DEVICE inline NormalBlock normals_of(Words words) {
   NormalBlock out;
-  for (int pair = 0; pair < 2; ++pair) {
-    const Rounded radius = square_root(Rounded(-2.0) * logarithm(uniform_of(words.w[2 * pair])));
-    const SineCosine angle = sine_cosine_of_turn(words.w[2 * pair + 1]);
-    out.value[2 * pair] = (radius * angle.cosine).value;
-    out.value[2 * pair + 1] = (radius * angle.sine).value;
+  for (int i = 0; i < 4; i += 2) {
+    const Rounded radius = square_root(Rounded(-2.0) * logarithm(uniform_of(words.w[i])));
+    const SineCosine angle = sine_cosine_of_turn(words.w[i + 1]);
+    out.value[i] = (radius * angle.cosine).value;
+    out.value[i + 1] = (radius * angle.sine).value;
   }
   return out;
 }
