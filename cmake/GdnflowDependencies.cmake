@@ -32,7 +32,7 @@ set(GDNFLOW_LINK_LIBRARIES "")
 # fmt's headers alone, so that nothing need be there when a program runs. Under sanitizers its compiled
 # library, where the package has one: there, its code takes ten seconds in each file that formats.
 set(GDNFLOW_FMT fmt::fmt-header-only)
-if(GDNFLOW_SANITIZE AND PROJECT_IS_TOP_LEVEL AND TARGET fmt::fmt)
+if((GDNFLOW_SANITIZE OR GDNFLOW_BUILD_FUZZERS) AND PROJECT_IS_TOP_LEVEL AND TARGET fmt::fmt)
   set(GDNFLOW_FMT fmt::fmt)
   list(APPEND GDNFLOW_LINK_LIBRARIES $<BUILD_INTERFACE:fmt::fmt>)
 endif()
