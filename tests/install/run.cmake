@@ -11,7 +11,7 @@ file(REMOVE_RECURSE ${WORK})
 string(REPLACE ";" "\\;" ARCHITECTURES "${ARCHITECTURES}")
 # Whatever decides on flags is as in the build that tests, so that a compiler cache knows the objects.
 set(common -G ${GENERATOR} -DCMAKE_BUILD_TYPE=${BUILD_TYPE} -DCMAKE_CXX_COMPILER=${CXX}
-  -DGDNFLOW_OPENMP=${OPENMP} -DGDNFLOW_WERROR=${WERROR})
+  -DCMAKE_CXX_COMPILER_LAUNCHER=${CXX_LAUNCHER} -DGDNFLOW_OPENMP=${OPENMP} -DGDNFLOW_WERROR=${WERROR})
 set(consumer ${CMAKE_COMMAND} -S ${SOURCE}/tests/install/consumer -B ${WORK}/consumer ${common})
 set(prefix ${WORK}/prefix)
 
