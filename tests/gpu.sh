@@ -125,7 +125,7 @@ if [ "$sanitizer" = yes ]; then
   small_tests="*at lengths around*,*with slots*,*dense and on strided*"
   for tool in memcheck racecheck synccheck initcheck; do
     sanitize=(compute-sanitizer --tool "$tool" --error-exitcode 3)
-    pipelines=naive,residual,fused-64,fused-128,fused-128x512,warp-specialized,recurrent
+    pipelines=naive,residual,fused-64,fused-128,fused-128x512,warp-specialized,register-state,recurrent
     exclude=
     if [ "$tool" = synccheck ]; then
       # It does not follow named barriers that a whole block takes part in: docs/sanitizer.md.

@@ -135,8 +135,9 @@ constexpr std::array<Use, 1> fused_64{{{"fused_prefill", "fused-64"}}};
 constexpr std::array<Use, 1> fused_128{{{"fused_prefill", "fused-128"}}};
 constexpr std::array<Use, 1> fused_128x512{{{"fused_prefill", "fused-128x512"}}};
 constexpr std::array<Use, 1> warp_specialized{{{"fused_prefill", "warp-specialized"}}};
+constexpr std::array<Use, 1> register_state{{{"fused_prefill", "register-state"}}};
 
-constexpr std::array<Recipe, 8> ladder{{
+constexpr std::array<Recipe, 9> ladder{{
     {"naive", "one kernel a formula: W and U are formed, then states, then outputs",
      chunked<plain_front, naive_core>},
     {"residual", "the residual form: W and U are never formed, one matrix product less",
@@ -150,6 +151,8 @@ constexpr std::array<Recipe, 8> ladder{{
      chunked<best_front, fused_128x512>},
     {"warp-specialized", "TMA producer, state, value and output warp groups on WGMMA",
      chunked<best_front, warp_specialized>},
+    {"register-state", "the recurrence transposed, in registers from product to product",
+     chunked<best_front, register_state>},
     {"recurrent", "token by token, without chunks: for a handful of tokens, and as a check",
      token_by_token},
 }};
@@ -171,9 +174,9 @@ std::span<const Recipe> recipes() { return ladder; }
 std::string_view default_recipe(const Problem& problem, const Capacity& capacity,
                                 const DeviceInfo& device) {
   // The higher on the ladder the better, but for the recurrence, which is the last resort.
-  constexpr std::array<std::string_view, 8> preferred{
-      "warp-specialized", "fused-128x512", "fused-128", "fused-64", "fused",
-      "residual",         "naive",         "recurrent"};
+  constexpr std::array<std::string_view, 9> preferred{
+      "register-state", "warp-specialized", "fused-128x512", "fused-128", "fused-64",
+      "fused",          "residual",         "naive",         "recurrent"};
   for (const std::string_view id : preferred) {
     if (can_make_pipeline(id, problem, capacity, device)) return id;
   }

@@ -43,6 +43,14 @@ __device__ __forceinline__ std::uint64_t descriptor_mn_major(std::uint32_t addre
          (std::uint64_t{swizzle_atom >> 4} << 32) | (std::uint64_t{1} << 62);
 }
 
+/// The descriptor of what lies `bytes` further in the same tile. One 32-bit addition: the address
+/// is in the lower word, which shared memory cannot make overflow.
+__device__ __forceinline__ std::uint64_t descriptor_at(std::uint64_t descriptor,
+                                                       std::uint32_t bytes) {
+  return (descriptor & 0xffffffff00000000U) |
+         (static_cast<std::uint32_t>(descriptor) + (bytes >> 4));
+}
+
 /// Before the first product that reads registers or accumulators that ordinary code has written.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -61,6 +69,14 @@ template <int Count>
 __device__ __forceinline__ void hold(float (&d)[Count]) {
 #pragma unroll
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// Ends the life of what accumulators held, at no cost: the first product into them overwrites it,
+/// but is written as if it read them, which would keep their registers taken.
+template <int Count>
+__device__ __forceinline__ void forget(float (&d)[Count]) {
+#pragma unroll
+  for (int i = 0; i < Count; ++i) asm volatile("" : "=f"(d[i]));
 }
 
 // The instruction names each accumulator, so that its text depends on the width; a macro writes it

@@ -4,6 +4,7 @@ namespace gdnflow::stages::fused_prefill {
 
 Variant host();
 #if GDNFLOW_WITH_SM90A
+Variant register_state();
 Variant warp_specialized();
 #endif
 #if GDNFLOW_WITH_CUDA
@@ -20,6 +21,7 @@ Stage stage() {
             std::vector{checkpoint_offsets()}, state_ports()),
       {
 #if GDNFLOW_WITH_SM90A
+          register_state(),
           warp_specialized(),
 #endif
 #if GDNFLOW_WITH_CUDA

@@ -1,0 +1,861 @@
+// fused_prefill, register-state (sm_90a): everything recurrent is transposed, so that it passes
+// from one WGMMA to the next in registers.
+//
+//   R^T  = beta .* (V^T - gamma .* (S^T K^T))       64 x  64, contracted over d_k      state groups
+//   V'^T = R^T A^T                                  64 x  64, contracted over tokens
+//   S^T  = gamma_l S^T + (decay .* V'^T) K          64 x 128, contracted over tokens
+//   P    = scale tril(exp(gc_i - gc_j) Q K^T)       64 x  64, contracted over d_k      output group
+//   O    = scale gamma .* (Q S) + P V'              64 x tile, contracted over d_k, then tokens
+//
+//   gamma = exp(gc), decay = exp(gc_l - gc), gc_l that of the chunk's last token
+//
+// The idea over warp-specialized: there S, R, V' and their kin go through shared memory from one
+// warp group to the next, and the chain of a chunk has four rendezvous. Transposed, the rows of a
+// product are value columns, and each is the left operand of the next product: accumulators,
+// rounded and packed in pairs, are the fragments of WGMMA's A operand. A *state group* owns 64
+// value columns of a head, has the whole chain in its registers, and waits for no other warp group:
+//
+//   producer (one warp)   q k v A by TMA, gates, into a ring
+//   state group(s)        K S -> R -> A R -> V' -> S; one: half a head a block; two: a whole head
+//   output group          P, Q S and P V', untransposed, from copies of S^T and V'^T that the state
+//                         groups leave in shared memory on their way; trails behind
+//
+// A warp's WGMMAs wait in one queue with its accesses to shared memory, so a load issued behind
+// them comes when the tensor cores have taken them. What a step needs from shared memory is
+// therefore loaded before the WGMMAs in front of it, and copies are stored between two of them:
+//
+//   tensor cores   A R           | S += (lower half)   (upper half)       | K S (lower half)
+//   (upper) state group    R by steps    | V'd by steps  | copy V'                | round S | copy
+//   S | fade
+//
+
+#include <gdnflow/stage.hpp>
+
+#include "checkpoints.cuh"
+#include "cuda_tiles.cuh"
+#include "device/barrier.cuh"
+#include "device/gates.cuh"
+#include "device/half.cuh"
+#include "device/matrix_io.cuh"
+#include "device/state_io.cuh"
+#include "device/tensor_map.hpp"
+#include "device/tma.cuh"
+#include "device/views.cuh"
+#include "device/wgmma.cuh"
+
+#include <cstdint>
+#include <string>
+
+namespace gdnflow::stages::fused_prefill {
+namespace {
+
+using device::Barrier;
+
+constexpr int rows = chunk_tokens;        // of a chunk
+constexpr int dim = 128;                  // d_k = d_v
+constexpr int group_threads = 128;        // a warp group
+constexpr int group_columns = 64;         // value columns of a state group
+constexpr int panel_bytes = rows * 128;   // 64 rows x 64 columns
+constexpr int steps_of_rows = rows / 16;  // WGMMA steps over tokens
+constexpr int steps_of_dim = dim / 16;    // over d_k
+constexpr int copies = 2;                 // of S^T and V'^T in shared memory
+
+// Named barriers; 0 is __syncthreads. Those of copies come in pairs, one a buffer.
+enum Meeting : int {
+  state_ready = 1,                // state groups -> output: S^T is in shared memory
+  value_ready = state_ready + 2,  // the same for V'^T
+  state_read = value_ready + 2,   // output -> state groups: may be overwritten
+  value_read = state_read + 2,
+  within_states = value_read + 2,
+  within_output,
+};
+
+struct Params {
+  CUtensorMap q, k, v, a, o;              // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
+  device::Scalars<const float> g_cumsum;  // [T, Hv]
+  device::Scalars<const float> beta;      // [T, Hv]
+  device::Rows<void> o_rows;              // [T, Hv, 128], for chunks that are not full
+  device::ChunkTable chunks;
+  const std::int32_t* checkpoint_offsets;  // [N+1], or null
+  device::StatePorts state;
+  device::Heads heads;
+  float scale;
+};
+
+template <int Groups>
+struct Config {
+  static constexpr int tile = Groups * group_columns;
+  static constexpr int threads = (2 + Groups) * group_threads;
+  static constexpr int stages = Groups == 1 ? 3 : 2;                 // of the ring
+  static constexpr int load_bytes = (4 + 1 + Groups) * panel_bytes;  // q and k, A, v
+  static constexpr int meeting_threads = (1 + Groups) * group_threads;
+  // setmaxnreg: at most 512 in sum.
+  static constexpr int producer_registers = 24;
+  static constexpr int output_registers = Groups == 1 ? 152 : 136;
+  static constexpr int state_registers = Groups == 1 ? 240 : 176;
+  static constexpr int held_factors = Groups == 1 ? 8 : 2;  // of R, ahead of their use
+  static_assert(producer_registers + output_registers + Groups * state_registers <= 512);
+};
+
+// Factors by token. A thread of a state group needs those of pairs of tokens, one of the output
+// group those of its rows.
+struct Gates {
+  float4 residual[rows / 2];  // beta gamma of both, beta of both
+  float2 decay[rows / 2];
+  float log2_gamma[rows], gamma[rows];
+  float fade;  // gamma of the last token
+  device::Chunk chunk;
+};
+
+template <int Groups>
+struct alignas(1024) SharedStorage {
+  static constexpr int stages = Config<Groups>::stages;
+  struct alignas(1024) Stage {
+    std::byte q[2 * panel_bytes], k[2 * panel_bytes], a[panel_bytes];
+    std::byte v[Groups * panel_bytes];
+  };
+  Stage stage[stages];
+  // Rows are value columns, so that both are K-major right operands of the output group.
+  std::byte state[copies][2][Groups][panel_bytes];  // S^T: panel of d_k, group
+  std::byte value[copies][Groups][panel_bytes];     // V'^T: columns are tokens
+  std::byte output[Groups][panel_bytes];
+  Gates gates[stages];
+  Barrier full[stages], empty[stages];
+};
+constexpr std::size_t shared_limit = 227 * 1024;
+static_assert(sizeof(SharedStorage<1>) <= shared_limit);
+static_assert(sizeof(SharedStorage<2>) <= shared_limit);
+
+// What a block works on.
+struct Work {
+  int sequence, head, qk_head, first_column;
+  int first_chunk, chunks;
+};
+
+template <int Groups>
+__device__ Work work_of_block(const Params& p) {
+  constexpr int splits = dim / Config<Groups>::tile;
+  Work w;
+  const int split = static_cast<int>(blockIdx.x % splits);
+  const unsigned task = blockIdx.x / splits;
+  w.head = static_cast<int>(task % p.heads.v);
+  w.sequence = static_cast<int>(task / p.heads.v);
+  w.qk_head = p.heads.qk_of(w.head);
+  w.first_column = split * Config<Groups>::tile;
+  w.first_chunk = p.chunks.offsets[w.sequence];
+  w.chunks = p.chunks.offsets[w.sequence + 1] - w.first_chunk;
+  return w;
+}
+
+// Position in a ring.
+template <int Stages>
+struct Slot {
+  int index = 0;
+  std::uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == Stages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---------------------------------------------------------------------------------------------
+// Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
+// Gates are fetched a chunk ahead, and a sequence's chunks follow one another, so that nothing
+// stands between an empty stage and its copies.
+
+template <int Groups>
+__device__ void produce(const Params& p, const Work& w, SharedStorage<Groups>& shared) {
+  if (w.chunks == 0) return;
+  const int lane = threadIdx.x % 32;
+  device::Chunk chunk = p.chunks.at(w.first_chunk);
+  const device::Chunk final = p.chunks.at(w.first_chunk + w.chunks - 1);
+  const int end = final.first_token + final.tokens;
+  float gc[2];
+  float beta[2];
+  const auto fetch = [&](int first_token, int tokens) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Past the end the last token's: finite, and what they multiply has been cleared.
+      const std::int64_t token = first_token + min(2 * lane + h, tokens - 1);
+      gc[h] = p.g_cumsum.at(token, w.head);
+      beta[h] = p.beta.at(token, w.head);
+    }
+  };
+  fetch(chunk.first_token, chunk.tokens);
+  Slot<Config<Groups>::stages> slot;
+  for (int left = w.chunks; left > 0; --left) {
+    auto& stage = shared.stage[slot.index];
+    Gates& gates = shared.gates[slot.index];
+    Barrier& full = shared.full[slot.index];
+    shared.empty[slot.index].wait(slot.phase ^ 1);
+    if (lane == 0) {
+      full.arrive_expect(Config<Groups>::load_bytes);
+      for (int c = 0; c < 2; ++c) {
+        device::load_box(stage.k + c * panel_bytes, p.k, full, 64 * c, w.qk_head,
+                         chunk.first_token);
+        device::load_box(stage.q + c * panel_bytes, p.q, full, 64 * c, w.qk_head,
+                         chunk.first_token);
+      }
+      for (int c = 0; c < Groups; ++c) {
+        device::load_box(stage.v + c * panel_bytes, p.v, full, w.first_column + 64 * c, w.head,
+                         chunk.first_token);
+      }
+      device::load_box(stage.a, p.a, full, 0, w.head, chunk.first_token);
+    }
+    const int last = chunk.tokens - 1;
+    const float gc_last =
+        __shfl_sync(~0U, last % 2 == 0 ? gc[0] : gc[1], last / 2) * device::log2_e;
+    float log2_gamma[2];
+    float gamma[2];
+    float decay[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      log2_gamma[h] = gc[h] * device::log2_e;
+      gamma[h] = device::exp2_approximate(log2_gamma[h]);
+      decay[h] = device::exp2_approximate(gc_last - log2_gamma[h]);
+    }
+    gates.residual[lane] = {beta[0] * gamma[0], beta[1] * gamma[1], beta[0], beta[1]};
+    gates.decay[lane] = {decay[0], decay[1]};
+    *reinterpret_cast<float2*>(&gates.gamma[2 * lane]) = {gamma[0], gamma[1]};
+    *reinterpret_cast<float2*>(&gates.log2_gamma[2 * lane]) = {log2_gamma[0], log2_gamma[1]};
+    if (lane == 0) {
+      gates.fade = device::exp2_approximate(gc_last);
+      gates.chunk = chunk;
+    }
+    full.arrive();
+    slot.advance();
+    chunk.first_token += chunk.tokens;
+    chunk.tokens = min(rows, end - chunk.first_token);
+    ++chunk.number;
+    if (left > 1) fetch(chunk.first_token, chunk.tokens);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// State groups.
+
+using Accumulators = float[rows / 2];               // 64 value columns x 64
+using State = float[2][rows / 2];                   // S^T: 64 value columns x 64 of d_k, twice
+using Fragments = std::uint32_t[steps_of_rows][4];  // 64 value columns x 64 tokens as A operands
+
+// f(x, y, offset) for the state elements that this thread holds, two rows of d_k at a time.
+template <class F>
+__device__ __forceinline__ void for_each_state_pair(const device::StateMatrix& matrix, int column,
+                                                    State& state, F&& f) {
+  const int k = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    std::int64_t offset = matrix.offset + k * matrix.k_stride + (column + 8 * h) * matrix.v_stride;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        f(state[half][4 * j + 2 * h], state[half][4 * j + 2 * h + 1], offset);
+        offset += 8 * matrix.k_stride;
+        // One offset at a time: all of them at once would not fit beside the state.
+        asm volatile("" : "+l"(offset));
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void load_state(const device::StatePorts& ports, const Work& w,
+                                           int column, State& state) {
+  const std::int64_t row = ports.initial_row(w.sequence);
+  if (row < 0) {
+#pragma unroll
+    for (auto& half : state) {
+#pragma unroll
+      for (float& x : half) x = 0.0F;
+    }
+    return;
+  }
+  const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
+  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
+    x = device::load_element(matrix.data, matrix.dtype, offset);
+    y = device::load_element(matrix.data, matrix.dtype, offset + matrix.k_stride);
+  });
+}
+
+__device__ __forceinline__ void store_state(const device::StatePool& pool, std::int64_t row,
+                                            const Work& w, int column, State& state) {
+  if (row < 0) return;
+  const device::StateMatrix matrix = pool.matrix(row, w.head);
+  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
+    device::store_element(matrix.data, matrix.dtype, offset, x);
+    device::store_element(matrix.data, matrix.dtype, offset + matrix.k_stride, y);
+  });
+}
+
+// Step `step` of d (+)= x y, x in registers, y in shared memory; the fence covers what the warp has
+// written to x since the last one.
+template <class Element, bool TransposeB>
+__device__ __forceinline__ void multiply_step(Accumulators& d, const std::uint32_t (&x)[4],
+                                              std::uint64_t y, bool accumulate = true) {
+  device::wgmma_fence();
+  device::wgmma_step<Element, TransposeB>(d, x, y, accumulate);
+}
+
+// Offset of d_k = 16 step in q or k, whose d_k is contiguous.
+__device__ constexpr std::uint32_t dim_offset(int step) {
+  return step / 4 * panel_bytes + step % 4 * 32;
+}
+
+// S^T as the A operand of a step over d_k.
+template <class Element>
+__device__ __forceinline__ void pack_state(std::uint32_t (&to)[4], const State& state, int step) {
+  const float* const x = &state[step / 4][step % 4 * 8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = device::pack<Element>(x[2 * i], x[2 * i + 1]);
+}
+
+// Where a lane reads this warp's 16 columns of a panel of V, for load_values.
+__device__ __forceinline__ std::uint32_t value_address_offset() {
+  const int lane = threadIdx.x % 32;
+  const int token = lane / 16 * 8 + lane % 8;
+  const int part = 2 * (threadIdx.x % group_threads / 32) + lane / 8 % 2;
+  return token * 128 + ((part ^ token % 8) << 4);
+}
+
+// V^T of this warp's 16 columns, in the order of the accumulators.
+__device__ __forceinline__ void load_values(Fragments& to, std::uint32_t address) {
+#pragma unroll
+  for (int step = 0; step < steps_of_rows; ++step) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[step][0]), "=r"(to[step][1]), "=r"(to[step][2]), "=r"(to[step][3])
+                 : "r"(address + step * 2048)
+                 : "memory");
+  }
+}
+
+// Fragments of 64 rows x 64 columns to a panel; `offset` is the lane's of column 0.
+template <int Steps>
+__device__ __forceinline__ void store_fragments(const std::uint32_t (*x)[4], std::uint32_t panel,
+                                                std::uint32_t offset) {
+#pragma unroll
+  for (int step = 0; step < Steps; ++step) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     panel + (offset ^ (step * 32))),
+                 "r"(x[step][0]), "r"(x[step][1]), "r"(x[step][2]), "r"(x[step][3])
+                 : "memory");
+  }
+}
+
+// R^T of the tokens of a step from V^T, in place, and S^T K^T.
+template <class Element>
+__device__ __forceinline__ void make_residual(std::uint32_t (&v)[4], const Accumulators& ks,
+                                              const float4* factor, int step) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4& f = factor[i / 2];
+    const float2 x = device::unpack<Element>(v[i]);
+    v[i] = device::pack<Element>(f.z * x.x - f.x * ks[8 * step + 2 * i],
+                                 f.w * x.y - f.y * ks[8 * step + 2 * i + 1]);
+  }
+}
+
+// V'^T of the tokens of a step, times their factors.
+template <class Element>
+__device__ __forceinline__ void pack_decayed(std::uint32_t (&to)[4], const Accumulators& values,
+                                             const float2* factor, int step) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2& f = factor[i / 2];
+    to[i] =
+        device::pack<Element>(f.x * values[8 * step + 2 * i], f.y * values[8 * step + 2 * i + 1]);
+  }
+}
+
+template <class Element>
+__device__ __forceinline__ void pack_values(std::uint32_t (&to)[4], const Accumulators& values,
+                                            int step) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    to[i] = device::pack<Element>(values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
+  }
+}
+
+// Rows `first` and on of a tile of 64-column panels, by `threads` threads.
+__device__ __forceinline__ void clear_rows(std::byte* tile, int panels, int first, int thread,
+                                           int threads) {
+  const int vectors = (rows - first) * 8;
+#pragma unroll 1
+  for (int i = thread; i < panels * vectors; i += threads) {
+    *reinterpret_cast<uint4*>(tile + i / vectors * panel_bytes + first * 128 + i % vectors * 16) =
+        uint4{0, 0, 0, 0};
+  }
+}
+
+template <class Element, int Groups, bool Checkpoints>
+__device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>& shared,
+                           int group) {
+  using Shape = Config<Groups>;
+  const int warp = threadIdx.x % group_threads / 32;
+  const int column = w.first_column + group * group_columns + warp * 16 + threadIdx.x % 32 / 4;
+  // Kept in registers: asking for the thread's number anew costs a chunk more than the registers.
+  int quad = threadIdx.x % 4;
+  std::uint32_t value_offset = value_address_offset();
+  std::uint32_t copy_offset = device::block_address(0, 0, 0, 0);
+  asm volatile("" : "+r"(quad), "+r"(value_offset), "+r"(copy_offset));
+
+  State state;
+  Accumulators ks;
+  std::uint32_t s[steps_of_dim][4];  // S^T as A operands
+  Fragments residual;                // V^T, then R^T
+  float4 factor[Shape::held_factors];
+  float fade;
+  load_state(p.state, w, column, state);
+
+  // What lies past a chunk's end is the neighbour's, whatever it holds: no zero must meet it in a
+  // product over tokens. Only the first chunk of a sequence and the last may be short.
+  const auto wait_for = [&](const Slot<Shape::stages>& slot, bool may_be_short) {
+    shared.full[slot.index].wait(slot.phase);
+    if (!may_be_short) return;
+    const int length = shared.gates[slot.index].chunk.tokens;
+    if (length == rows) return;
+    auto& stage = shared.stage[slot.index];
+    const int thread = group * group_threads + threadIdx.x % group_threads;
+    clear_rows(stage.k, 2, length, thread, Groups * group_threads);
+    clear_rows(stage.v, Groups, length, thread, Groups * group_threads);
+    clear_rows(stage.a, 1, length, thread, Groups * group_threads);
+    device::fence_async_proxy();
+    device::named_sync(within_states, Groups * group_threads);
+  };
+
+  // K S over one half of d_k, when the state is done there; the copy of that half in front.
+  const auto multiply_keys = [&](std::uint64_t k, int half, int i) {
+#pragma unroll
+    for (int step = 4 * half; step < 4 * half + 4; ++step)
+      pack_state<Element>(s[step], state, step);
+    store_fragments<4>(&s[4 * half], device::shared_address(shared.state[i % copies][half][group]),
+                       copy_offset);
+#pragma unroll
+    for (int step = 4 * half; step < 4 * half + 4; ++step) {
+      multiply_step<Element, false>(ks, s[step], device::descriptor_at(k, dim_offset(step)),
+                                    step > 0);
+    }
+    device::wgmma_commit();
+  };
+  const auto load_next = [&](const auto& stage, const Gates& gates) {
+    load_values(residual, device::shared_address(stage.v + group * panel_bytes) + value_offset);
+#pragma unroll
+    for (int j = 0; j < Shape::held_factors; ++j) factor[j] = gates.residual[4 * j + quad];
+    fade = gates.fade;
+  };
+  // Under K S. On return it is done.
+  const auto finish_keys = [&](int i) {
+#pragma unroll
+    for (auto& half : state) {
+#pragma unroll
+      for (float& x : half) x *= fade;
+    }
+    device::fence_async_proxy();
+    device::named_arrive(state_ready + i % copies, Shape::meeting_threads);
+    device::wgmma_wait<0>();
+    device::hold(ks);
+  };
+
+  // From K S to the update, which is running on return, with the copy of V'^T.
+  const auto update_state = [&](const auto& stage, const Gates& gates, int i) {
+    const std::uint64_t a = device::descriptor_k_major(device::shared_address(stage.a));
+    const std::uint64_t k =
+        device::descriptor_mn_major(device::shared_address(stage.k), panel_bytes);
+    float2 decay[rows / 8];
+#pragma unroll
+    for (int j = 0; j < rows / 8; ++j) decay[j] = gates.decay[4 * j + quad];
+    Accumulators values;
+    device::forget(values);
+#pragma unroll
+    for (int step = 0; step < steps_of_rows; ++step) {
+      const int held = 2 * step % Shape::held_factors;
+      make_residual<Element>(residual[step], ks, &factor[held], step);
+      if (2 * step + Shape::held_factors < rows / 8) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          factor[held + j] = gates.residual[4 * (2 * step + Shape::held_factors + j) + quad];
+        }
+      }
+      multiply_step<Element, false>(values, residual[step], device::descriptor_at(a, step * 32),
+                                    step > 0);
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<0>();
+    device::hold(values);
+    device::hold(state[0]);
+    device::hold(state[1]);
+    Fragments decayed;
+#pragma unroll
+    for (int step = 0; step < steps_of_rows; ++step) {
+      pack_decayed<Element>(decayed[step], values, &decay[2 * step], step);
+      multiply_step<Element, true>(state[0], decayed[step], device::descriptor_at(k, step * 2048));
+    }
+    device::wgmma_commit();
+#pragma unroll
+    for (int step = 0; step < steps_of_rows; ++step) {
+      multiply_step<Element, true>(state[1], decayed[step],
+                                   device::descriptor_at(k, panel_bytes + step * 2048));
+    }
+    device::wgmma_commit();
+    device::hold(values);
+    const int copy = i % copies;
+    if (i >= copies) device::named_sync(value_read + copy, Shape::meeting_threads);
+    Fragments plain;
+#pragma unroll
+    for (int step = 0; step < steps_of_rows; ++step) {
+      pack_values<Element>(plain[step], values, step);
+    }
+    store_fragments<steps_of_rows>(plain, device::shared_address(shared.value[copy][group]),
+                                   copy_offset);
+  };
+  // Copies are announced well behind their stores: the fence waits for these.
+  const auto announce_values = [&](int i) {
+    device::fence_async_proxy();
+    device::named_arrive(value_ready + i % copies, Shape::meeting_threads);
+  };
+
+  const auto store_checkpoint = [&](const device::Chunk& chunk, std::int32_t first_number) {
+    store_state(p.state.checkpoints,
+                checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number), w, column,
+                state);
+  };
+
+  if (w.chunks > 0) {
+    Slot<Shape::stages> slot;
+    wait_for(slot, true);
+    const std::int32_t first_number = shared.gates[0].chunk.number;
+    const std::uint64_t first_k =
+        device::descriptor_k_major(device::shared_address(shared.stage[0].k));
+    load_next(shared.stage[0], shared.gates[0]);
+    device::forget(ks);
+    multiply_keys(first_k, 0, 0);
+    multiply_keys(first_k, 1, 0);
+    finish_keys(0);
+
+#pragma unroll 1
+    for (int i = 1; i < w.chunks; ++i) {
+      const Gates& gates = shared.gates[slot.index];
+      Slot<Shape::stages> next = slot;
+      next.advance();
+      wait_for(next, i + 1 == w.chunks);
+      update_state(shared.stage[slot.index], gates, i - 1);
+      const device::Chunk chunk = gates.chunk;
+      const auto& stage = shared.stage[next.index];
+      const std::uint64_t k = device::descriptor_k_major(device::shared_address(stage.k));
+      if (i >= copies) device::named_sync(state_read + i % copies, Shape::meeting_threads);
+      device::forget(ks);
+      device::wgmma_wait<1>();
+      device::hold(state[0]);
+      multiply_keys(k, 0, i);
+      announce_values(i - 1);
+      device::wgmma_wait<1>();
+      device::hold(state[1]);
+      shared.empty[slot.index].arrive();
+      load_next(stage, shared.gates[next.index]);
+      multiply_keys(k, 1, i);
+      if constexpr (Checkpoints) store_checkpoint(chunk, first_number);
+      finish_keys(i);
+      slot = next;
+    }
+
+    update_state(shared.stage[slot.index], shared.gates[slot.index], w.chunks - 1);
+    announce_values(w.chunks - 1);
+    device::wgmma_wait<0>();
+    device::hold(state[0]);
+    device::hold(state[1]);
+    if constexpr (Checkpoints) store_checkpoint(shared.gates[slot.index].chunk, first_number);
+  }
+  store_state(p.state.final, p.state.final_row(w.sequence), w, column, state);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Output group: P and O; the store of a chunk runs while the next one is computed.
+
+template <class Element, int Groups>
+__device__ void store_output(const Params& p, const Work& w, SharedStorage<Groups>& shared,
+                             int first, int length) {
+  const int thread = threadIdx.x % group_threads;
+  if (length == rows) {
+    if (thread == 0) {
+      for (int c = 0; c < Groups; ++c) {
+        device::store_box(p.o, shared.output[c], w.first_column + 64 * c, w.head, first);
+      }
+      device::store_commit();
+    }
+    return;
+  }
+  // A full box would overwrite the next sequence.
+  constexpr int parts = Groups * 8;  // 16 bytes each
+  for (int j = thread; j < length * parts; j += group_threads) {
+    const int row = j / parts;
+    const int column = j % parts * 8;
+    auto* out = static_cast<Element*>(p.o_rows.data) +
+                (std::int64_t{first} + row) * p.o_rows.token_stride +
+                w.head * p.o_rows.head_stride + w.first_column + column;
+    *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(
+        shared.output[column / 64] + device::panel_offset(row, column % 64));
+  }
+}
+
+// scale exp(gc_i - gc_j) of this thread's elements of P, without Q K^T, hence under it.
+struct Decays {
+  float x[rows / 2];
+
+  float gate[2];        // log2 gamma of this thread's rows
+  float2 at[rows / 8];  // and of its columns
+
+  __device__ __forceinline__ void load(const Gates& gates, int row, int column) {
+    gate[0] = gates.log2_gamma[row];
+    gate[1] = gates.log2_gamma[row + 8];
+#pragma unroll
+    for (int j = 0; j < rows / 8; ++j) {
+      at[j] = *reinterpret_cast<const float2*>(&gates.log2_gamma[8 * j + column]);
+    }
+  }
+
+  __device__ __forceinline__ void make(float scale, int row, int column) {
+#pragma unroll
+    for (int j = 0; j < rows / 8; ++j) {
+      const int c = 8 * j + column;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = row + 8 * h;
+        // Above the diagonal the exponent would be positive.
+        x[4 * j + 2 * h] = scale * device::exp2_approximate(c <= r ? gate[h] - at[j].x : 0.0F);
+        x[4 * j + 2 * h + 1] =
+            scale * device::exp2_approximate(c + 1 <= r ? gate[h] - at[j].y : 0.0F);
+      }
+    }
+  }
+};
+
+template <class Element, int Groups>
+__device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups>& shared) {
+  using Shape = Config<Groups>;
+  constexpr int count = Shape::tile / 2;  // accumulators a thread
+  const int thread = threadIdx.x % group_threads;
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+  const int column = thread % 4 * 2;
+  Slot<Shape::stages> slot;
+  for (int i = 0; i < w.chunks; ++i) {
+    auto& stage = shared.stage[slot.index];
+    const Gates& gates = shared.gates[slot.index];
+    const int copy = i % copies;
+    shared.full[slot.index].wait(slot.phase);
+    const device::Chunk chunk = gates.chunk;
+
+    // Q K^T, then Q S behind it
+    float scores[rows / 2];
+    float acc[count];
+    Decays decays;
+    decays.load(gates, row, column);
+    const float gamma[2] = {p.scale * gates.gamma[row], p.scale * gates.gamma[row + 8]};
+    const std::uint64_t q = device::descriptor_k_major(device::shared_address(stage.q));
+    const std::uint64_t k = device::descriptor_k_major(device::shared_address(stage.k));
+    const std::uint64_t s =
+        device::descriptor_k_major(device::shared_address(shared.state[copy][0][0]));
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < steps_of_dim; ++step) {
+      device::wgmma_step<Element, false, false>(scores, device::descriptor_at(q, dim_offset(step)),
+                                                device::descriptor_at(k, dim_offset(step)),
+                                                step > 0);
+    }
+    device::wgmma_commit();
+    decays.make(p.scale, row, column);
+    device::named_sync(state_ready + copy, Shape::meeting_threads);
+#pragma unroll
+    for (int step = 0; step < steps_of_dim; ++step) {
+      const std::uint32_t offset = step / 4 * Groups * panel_bytes + step % 4 * 32;
+      device::wgmma_step<Element, false, false>(acc, device::descriptor_at(q, dim_offset(step)),
+                                                device::descriptor_at(s, offset), step > 0);
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<1>();
+    device::hold(scores);
+
+    // P, as the A operand of P V'. By selection: what is masked may be anything, a neighbour's NaN
+    // included.
+    Fragments weights;
+#pragma unroll
+    for (int j = 0; j < rows / 8; ++j) {
+      const int c = 8 * j + column;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int r = row + 8 * h;
+        const int e = 4 * j + 2 * h;
+        weights[j / 2][j % 2 * 2 + h] =
+            device::pack<Element>(c <= r ? decays.x[e] * scores[e] : 0.0F,
+                                  c + 1 <= r ? decays.x[e + 1] * scores[e + 1] : 0.0F);
+      }
+    }
+    device::wgmma_wait<0>();
+    device::hold(acc);
+    if (i + copies < w.chunks) device::named_arrive(state_read + copy, Shape::meeting_threads);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < count / 4; ++j) {
+        acc[4 * j + 2 * h] *= gamma[h];
+        acc[4 * j + 2 * h + 1] *= gamma[h];
+      }
+    }
+
+    // P V'
+    device::named_sync(value_ready + copy, Shape::meeting_threads);
+    const std::uint64_t value =
+        device::descriptor_k_major(device::shared_address(shared.value[copy][0]));
+    device::hold(acc);
+    device::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < steps_of_rows; ++step) {
+      device::wgmma_step<Element, false>(acc, weights[step],
+                                         device::descriptor_at(value, step * 32));
+    }
+    device::wgmma_commit();
+    device::wgmma_wait<0>();
+    device::hold(acc);
+    if (i + copies < w.chunks) device::named_arrive(value_read + copy, Shape::meeting_threads);
+    shared.empty[slot.index].arrive();
+    slot.advance();
+
+    // The thread that started the last store says when its buffer is free.
+    if (thread == 0) device::store_wait_read();
+    device::named_sync(within_output, group_threads);
+    device::store_accumulators<Element>(shared.output[0], acc, 0, panel_bytes);
+    device::fence_async_proxy();
+    device::named_sync(within_output, group_threads);
+    store_output<Element, Groups>(p, w, shared, chunk.first_token, chunk.tokens);
+  }
+  if (thread == 0) device::store_wait();
+}
+
+// ---------------------------------------------------------------------------------------------
+
+template <class Element, int Groups, bool Checkpoints>
+__global__ void __launch_bounds__(Config<Groups>::threads, 1)
+    register_state_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte raw[];
+  auto& shared = *reinterpret_cast<SharedStorage<Groups>*>(raw);
+  const Work w = work_of_block<Groups>(p);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Config<Groups>::stages; ++s) {
+      shared.full[s].init(1 + 32);  // the announced bytes, and the producer's lanes
+      shared.empty[s].init((Groups + 1) *
+                           group_threads);  // every thread: racecheck follows no less
+    }
+    device::fence_barrier_init();
+  }
+  __syncthreads();
+  const int group = threadIdx.x / group_threads;
+  if (group == 0) {
+    device::give_registers<Config<Groups>::producer_registers>();
+    if (threadIdx.x < 32) produce<Groups>(p, w, shared);
+  } else if (group == 1) {
+    if constexpr (Config<Groups>::output_registers * Config<Groups>::threads > 65536) {
+      device::take_registers<Config<Groups>::output_registers>();
+    } else {
+      device::give_registers<Config<Groups>::output_registers>();
+    }
+    make_output<Element, Groups>(p, w, shared);
+  } else {
+    device::take_registers<Config<Groups>::state_registers>();
+    keep_state<Element, Groups, Checkpoints>(p, w, shared, group - 2);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+
+int value_tile(const VariantQuery& query) {
+  const std::int64_t chosen = option_or(query.options, "value_tile", 0);
+  if (chosen != 0) return static_cast<int>(chosen);
+  // Whole heads when they fill the machine; halves, whose chunks take 0.6 of the time, when they do
+  // not.
+  const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;
+  return 2 * tasks > query.device.multiprocessors ? dim : group_columns;
+}
+
+std::int64_t blocks(const VariantQuery& query) {
+  return query.capacity.max_sequences * query.problem.v_heads * (dim / value_tile(query));
+}
+
+Support supports(const VariantQuery& query) {
+  if (query.device.capability != 90) {
+    return Support::no("expected a device of capability 9.0 (WGMMA and TMA), got sm_" +
+                       std::to_string(query.device.capability));
+  }
+  if (query.problem.qk_dim != dim) {
+    return Support::no("expected head dimension 128, got " + std::to_string(query.problem.qk_dim));
+  }
+  return supports_tiles(query, blocks(query));
+}
+
+Support accepts(const StageCall& call) {
+  for (const char* name : {"q", "k", "v", "A", "o"}) {
+    const TensorView& view = call[name];
+    for (int i = 0; i < 2; ++i) {
+      if (view.extents[i] > 1 && view.strides[i] <= 0) {
+        return Support::no(std::string(name) + ": expected positive strides, got " +
+                           to_string(view));
+      }
+    }
+  }
+  return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
+}
+
+// f.template operator()<Element, Groups>()
+template <class F>
+void with_form(const VariantQuery& query, F&& f) {
+  const bool bf16 = query.problem.activation == DType::bf16;
+  if (value_tile(query) == dim) {
+    bf16 ? f.template operator()<__nv_bfloat16, 2>() : f.template operator()<__half, 2>();
+  } else {
+    bf16 ? f.template operator()<__nv_bfloat16, 1>() : f.template operator()<__half, 1>();
+  }
+}
+
+void steps(const StageCall& call, StepList& out) {
+  const VariantQuery query{call.problem, call.capacity, call.device, call.options};
+  Params params{};
+  params.q = device::tile_map(call["q"], rows);
+  params.k = device::tile_map(call["k"], rows);
+  params.v = device::tile_map(call["v"], rows);
+  params.a = device::tile_map(call["A"], rows);
+  params.o = device::tile_map(call["o"], rows);
+  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
+  params.beta = device::Scalars<const float>(call["beta"]);
+  params.o_rows = device::Rows<void>(call["o"]);
+  params.chunks = chunk_table(call);
+  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
+  params.state = device::StatePorts(call);
+  params.heads = device::Heads(call.problem);
+  params.scale = call.problem.effective_scale();
+  with_form(query, [&]<class Element, int Groups>() {
+    const auto kernel = params.state.checkpoint_chunks > 0
+                            ? register_state_kernel<Element, Groups, true>
+                            : register_state_kernel<Element, Groups, false>;
+    out.push_back(kernel_step("fused_prefill", kernel, grid_of(blocks(query)),
+                              {Config<Groups>::threads}, sizeof(SharedStorage<Groups>), params));
+  });
+}
+
+}  // namespace
+
+Variant register_state() {
+  Variant variant;
+  variant.id = "register-state";
+  variant.description = "the recurrence transposed, in registers from product to product";
+  variant.target = DeviceType::cuda;
+  variant.options = {
+      {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
+  };
+  variant.supports = supports;
+  variant.working_type = activation_type;
+  variant.accepts = accepts;
+  variant.steps = steps;
+  return variant;
+}
+
+}  // namespace gdnflow::stages::fused_prefill
