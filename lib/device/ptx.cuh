@@ -22,6 +22,13 @@ __device__ __forceinline__ void copy_16_async(void* destination, const void* sou
                : "memory");
 }
 
+/// Copies 4 bytes to shared memory in the background.
+__device__ __forceinline__ void copy_4_async(void* destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared_address(destination)),
+               "l"(source)
+               : "memory");
+}
+
 /// Waits for all copies that this thread has started. A barrier must follow before other threads
 /// read them.
 __device__ __forceinline__ void wait_for_copies() {

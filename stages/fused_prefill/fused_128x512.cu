@@ -17,26 +17,26 @@
 //   state warp w: value columns 16 w .. 16 w + 15           output warp u: columns of state warps
 //                                                           2 (u / 2) and the next one, tokens
 //                                                           16 {0, 3} or 16 {1, 2}
-//   --+-- chunk: all tiles are here ----------------------------------------+-- all
-//     |   S^T ==> shared             ...............        P ==> shared    |
-//     |-- heads up ---------------------------------------- S^T and P ------|
-//     |   S^T K^T                                           Q S             |
-//     |   R^T  (V)                                          scale gamma     |
-//     |   V'^T  (A) ==> shared                                              |
-//     |-- heads up ---------------------------------------- V' -------------|
+//   --+-- chunk: all tiles and S^T are here --------------------------------+-- all
+//     |   S^T K^T                                           P ==> shared    |
+//     |   R^T  (V)                                          Q S             |
+//     |   V'^T  (A) ==> shared                              scale gamma     |
+//     |-- heads up ---------------------------------------- V' and P -------|
 //     |   S^T <- gamma_l S^T + V'^T K                       O += P V' -> o  |
+//     |   S^T ==> shared                                                    |
 //   --+-- next chunk -------------------------------------------------------+--
 //
-// State warps never wait inside a chunk: they announce at a named barrier (`arrive`) what output
-// warps wait for (`sync`). S^T and V'^T are handed over as packed fragments, lane to lane: what a
-// state warp's lane has as left operand is what an output warp's lane needs as right operand, so
-// the mailboxes are read and written 16 bytes a lane without conflict.
+// State warps announce V' at a named barrier (`arrive`) on which output warps wait (`sync`), and
+// replace S^T when these have announced that Q S is done. S^T and V'^T are handed over as packed
+// fragments, lane to lane: what a state warp's lane has as left operand is what an output warp's
+// lane needs as right operand, so the mailboxes are read and written 16 bytes a lane without
+// conflict.
 //
-// Output warps load everything: K and A a chunk ahead into second buffers; Q, which they alone
-// read, and V into their only ones as soon as all of them know that V' is there. A thread of 512
-// has 128 registers at most; a state warp's hold 64 of S, 32 of a product and 16 of rounded values,
-// so it keeps next to nothing else: half of V'^T at a time, fragments of S read back from the
-// mailbox, the block's place worked out again where it is needed.
+// Output warps load everything: K, A and the gates a chunk ahead into second buffers; Q, which they
+// alone read, and V into their only ones as soon as all of them know that V' is there. A thread of
+// 512 has 128 registers at most; a state warp's hold 64 of S, 32 of a product and 16 of rounded
+// values, so it keeps next to nothing else: half of V'^T at a time, fragments of S read back from
+// the mailbox, the block's place worked out again where it is needed.
 //
 // At a value tile of 64 (an option) 4 + 4 warps do the same for half a head, and two such blocks
 // fit on a multiprocessor of 227 KiB: one has work while the other waits for its next chunk.
@@ -55,9 +55,9 @@ namespace {
 
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
-  state_and_scores = 1,  // S^T from the state warps, P among the output warps
-  values_ready,          // V'^T from the state warps
-  next_chunk,            // all warps
+  values_ready = 1,  // V'^T from the state warps, P among the output warps
+  state_read,        // output warps -> state warps: Q S is done, S^T may be overwritten
+  next_chunk,        // all warps: tiles and S^T are there
 };
 
 template <int D, int Tile>
@@ -91,9 +91,10 @@ struct SharedStorage {
   Mailbox state[Config<D, Tile>::slabs][Config<D, Tile>::state_steps];
   Mailbox values[Config<D, Tile>::slabs][token_steps];
   Gates gates[2];
+  float next_gates[3][chunk_rows];  // gc, gc of the chunk's last token and beta, on their way
 };
-static_assert(sizeof(SharedStorage<__half, 128, 128>) == 138 * 1024, "a block on 163 KiB");
-static_assert(sizeof(SharedStorage<__half, 128, 64>) == 106 * 1024, "two blocks on 227 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 128>) <= 139 * 1024, "a block on 163 KiB");
+static_assert(sizeof(SharedStorage<__half, 128, 64>) <= 107 * 1024, "two blocks on 227 KiB");
 
 template <class T, int D, int Tile>
 struct Block {
@@ -128,6 +129,23 @@ struct Block {
                                      p.v.row(chunk.first_token, place.head) + place.column,
                                      p.v.token_stride, chunk.tokens, thread());
   }
+
+  /// A token's gates wait in shared memory, where only the thread that has fetched them reads them:
+  /// registers are scarce.
+  __device__ __forceinline__ void load_gates(const device::Chunk& chunk) const {
+    if (thread() >= chunk_rows) return;
+    const std::int64_t last = std::int64_t{chunk.first_token} + chunk.tokens - 1;
+    const std::int64_t token = min(std::int64_t{chunk.first_token} + thread(), last);
+    device::copy_4_async(&shared.next_gates[0][thread()], &p.g_cumsum.at(token, place.head));
+    device::copy_4_async(&shared.next_gates[1][thread()], &p.g_cumsum.at(last, place.head));
+    device::copy_4_async(&shared.next_gates[2][thread()], &p.beta.at(token, place.head));
+  }
+  __device__ __forceinline__ void make_gates(const device::Chunk& chunk, int buffer) const {
+    if (thread() >= chunk_rows) return;
+    const TokenGates gates{shared.next_gates[0][thread()], shared.next_gates[1][thread()],
+                           shared.next_gates[2][thread()], thread() < chunk.tokens};
+    gates.store(shared.gates[buffer], thread());
+  }
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -158,10 +176,6 @@ __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, in
   const auto& k_tile = shared.k[buffer];
   const int warp = Block<T, D, Tile>::warp();
 
-#pragma unroll
-  for (int k = 0; k < D; k += 16) shared.state[warp][k / 16].put(device::to_a<T>(state, k));
-  device::named_arrive(state_and_scores, Shape::threads);
-
   const MatrixCursor keys(k_tile, MatrixOrder::right_down);
   Slab<8> product;
   product.clear();
@@ -185,6 +199,15 @@ __device__ __forceinline__ void advance_state(const Block<T, D, Tile>& block, in
   update_state<T, D>(state, v_decayed, k_tile, gates);
 }
 
+/// S^T for the next chunk, to the mailbox.
+template <class T, int D, int Tile>
+__device__ __forceinline__ void publish_state(const Block<T, D, Tile>& block,
+                                              const Slab<D / 8>& state) {
+  Mailbox* const mailbox = block.shared.state[Block<T, D, Tile>::warp()];
+#pragma unroll
+  for (int k = 0; k < D; k += 16) mailbox[k / 16].put(device::to_a<T>(state, k));
+}
+
 /// f(place, first column of this warp)
 template <class T, int D, int Tile, class F>
 __device__ __forceinline__ void with_place(const Block<T, D, Tile>& block, F&& f) {
@@ -203,8 +226,10 @@ __device__ __forceinline__ void keep_state(const Block<T, D, Tile>& block) {
   // none to spare.
   int left = __reduce_max_sync(~0U, block.place.end - block.place.begin);
   for (; left > 0; --left) {
+    publish_state(block, state);
     block.meet();
     advance_state(block, left & 1, state);
+    device::named_sync(state_read, Config<D, Tile>::threads);
     if (states.checkpoint_chunks > 0) {
       with_place(block, [&](const Place& place, int column) {
         store_state(state, states.checkpoints, checkpoint_row_at(block.p, place, place.end - left),
@@ -241,20 +266,65 @@ __device__ __forceinline__ void add_values(OutputTiles& o, const MatrixCursor<ch
   }
 }
 
+/// Among the four lanes of a quad: afterwards x[i] is what lane i of the quad had as x[this lane].
+__device__ __forceinline__ void transpose_quad(std::uint32_t (&x)[4]) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (device::lane() & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      const std::uint32_t other =
+          __shfl_xor_sync(~0U, upper ? x[i] : x[i + step], static_cast<unsigned>(step));
+      (upper ? x[i] : x[i + step]) = other;
+    }
+  }
+}
+
+/// Rounds and stores tokens `first` to `first + 15` of two slabs side by side; rows past the
+/// chunk's end are left out. Quads put 16 bytes of a row together: a store of 4 bytes a lane takes
+/// as long.
+template <class T>
+__device__ __forceinline__ void store_rows(const OutputSlab (&o)[2], const Params<T>& p,
+                                           const Place& place, const device::Chunk& chunk,
+                                           int first, int column) {
+  const int lane = device::lane();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    std::uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const pair = &o[i / 2].x[i % 2][2 * h];
+      x[i] = device::pack<T>(pair[0], pair[1]);
+    }
+    transpose_quad(x);
+    const int row = first + 8 * h + lane / 4;
+    if (row < chunk.tokens) {
+      T* const out =
+          p.o.row(chunk.first_token + row, place.head) + place.column + column + lane % 4 * 8;
+      *reinterpret_cast<uint4*>(out) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+  }
+}
+
 /// Chunk in `buffer`. On return the tiles and gates of `next` are on their way.
 template <class T, int D, int Tile>
 __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
                                              const device::Chunk& chunk, const device::Chunk& next,
                                              int buffer) {
   using Shape = Config<D, Tile>;
-  const int thread = Block<T, D, Tile>::thread();
   const int warp = Block<T, D, Tile>::warp();
   auto& shared = block.shared;
   const Gates& gates = shared.gates[buffer];
-  if (next.tokens > 0) block.load_double_tiles(next, buffer ^ 1);
+  if (next.tokens > 0) {
+    block.load_double_tiles(next, buffer ^ 1);
+    block.load_gates(next);
+  }
   device::close_copy_group();
+
   attend_jobs<T, D, Shape::slabs>(shared.q, shared.k[buffer], shared.p, gates, block.p.scale, warp);
-  device::named_sync(state_and_scores, Shape::threads);
+  device::wait_for_copy_groups<0>();  // long since there
+  if (next.tokens > 0) block.make_gates(next, buffer ^ 1);
 
   const int first_slab = warp / 2 * 2;
   const int half = warp % 2;
@@ -277,13 +347,12 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
       multiply_add_slab<T>(o[i][1], a, s[1]);
     }
   }
+  device::named_arrive(state_read, Shape::threads);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     scale_output(o[i][0], gates, block.p.scale, first_token[i]);
     scale_output(o[i][1], gates, block.p.scale, first_token[i]);
   }
-  TokenGates next_gates{};
-  if (thread < chunk_rows) next_gates.fetch(block.p, block.place, next, thread);
   device::named_sync(values_ready, Shape::threads);
   if (next.tokens > 0) block.load_single_tiles(next);  // Q and V have been read
   device::close_copy_group();
@@ -295,19 +364,13 @@ __device__ __forceinline__ void output_chunk(const Block<T, D, Tile>& block,
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      store_output(o[i][s], block.p, block.place, chunk, first_token[i],
-                   (first_slab + s) * slab_columns);
-    }
+    store_rows(o[i], block.p, block.place, chunk, first_token[i], first_slab * slab_columns);
   }
-  if (thread < chunk_rows) next_gates.store(shared.gates[buffer ^ 1], thread);
 }
 
 template <class T, int D, int Tile>
 __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
   const Place& place = block.place;
-  const int thread = Block<T, D, Tile>::thread();
   int left = place.end - place.begin;
   device::Chunk chunk = chunk_at(block.p, place, place.begin);
   const device::Chunk last = left > 0 ? block.p.chunks.at(place.end - 1) : device::Chunk{};
@@ -315,12 +378,10 @@ __device__ __forceinline__ void make_output(const Block<T, D, Tile>& block) {
   if (left > 0) {
     block.load_double_tiles(chunk, left & 1);
     block.load_single_tiles(chunk);
+    block.load_gates(chunk);
     device::close_copy_group();
-    if (thread < chunk_rows) {
-      TokenGates gates{};
-      gates.fetch(block.p, place, chunk, thread);
-      gates.store(block.shared.gates[left & 1], thread);
-    }
+    device::wait_for_copy_groups<0>();
+    block.make_gates(chunk, left & 1);
   }
   for (; left > 0; --left) {
     // A sequence's chunks follow one another, so the table need not be asked again.
