@@ -22,18 +22,19 @@
 //
 // A warp's WGMMAs wait in one queue with its accesses to shared memory, so a load issued behind
 // them comes when the tensor cores have taken them. What a step needs from shared memory is
-// therefore loaded before the WGMMAs in front of it, and copies are stored between two of them:
+// therefore loaded before the WGMMAs in front of it. A chunk of a state group, in order:
 //
-//   tensor cores   A R           | S += (lower half)   (upper half)       | K S (lower half)
-//   (upper) state group    R by steps    | V'd by steps  | copy V'                | round S | copy
-//   S | fade
-//
+//   R by steps of 16 tokens, each with its step of A R
+//   V'd = decay .* V' by steps, each with its step of the lower half of S += V'd K; the upper half
+//   next chunk, when the lower half of S is done: round and copy it, its half of K S; copy V'
+//   when the upper half is done: load V and factors, round and copy it, its half of K S; fade S
 
 #include <gdnflow/stage.hpp>
 
 #include "checkpoints.cuh"
 #include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
 #include "device/half.cuh"
 #include "device/matrix_io.cuh"
@@ -42,23 +43,21 @@
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
+#include "sm90.cuh"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <variant>
 
 namespace gdnflow::stages::fused_prefill {
 namespace {
 
 using device::Barrier;
 
-constexpr int rows = chunk_tokens;        // of a chunk
-constexpr int dim = 128;                  // d_k = d_v
-constexpr int group_threads = 128;        // a warp group
-constexpr int group_columns = 64;         // value columns of a state group
-constexpr int panel_bytes = rows * 128;   // 64 rows x 64 columns
-constexpr int steps_of_rows = rows / 16;  // WGMMA steps over tokens
-constexpr int steps_of_dim = dim / 16;    // over d_k
-constexpr int copies = 2;                 // of S^T and V'^T in shared memory
+constexpr int group_columns = 64;  // value columns of a state group
+constexpr int copies = 2;          // of S^T and V'^T in shared memory
 
 // Named barriers; 0 is __syncthreads. Those of copies come in pairs, one a buffer.
 enum Meeting : int {
@@ -115,51 +114,19 @@ struct alignas(1024) SharedStorage {
     std::byte v[Groups * panel_bytes];
   };
   Stage stage[stages];
-  // Rows are value columns, so that both are K-major right operands of the output group.
-  std::byte state[copies][2][Groups][panel_bytes];  // S^T: panel of d_k, group
-  std::byte value[copies][Groups][panel_bytes];     // V'^T: columns are tokens
+  // S^T and V'^T: rows are value columns, so that both are K-major right operands of the output
+  // group.
+  struct alignas(1024) Copy {
+    std::byte state[2][Groups][panel_bytes];  // by half of d_k
+    std::byte value[Groups][panel_bytes];
+  };
+  Copy copy[copies];
   std::byte output[Groups][panel_bytes];
   Gates gates[stages];
   Barrier full[stages], empty[stages];
 };
-constexpr std::size_t shared_limit = 227 * 1024;
 static_assert(sizeof(SharedStorage<1>) <= shared_limit);
 static_assert(sizeof(SharedStorage<2>) <= shared_limit);
-
-// What a block works on.
-struct Work {
-  int sequence, head, qk_head, first_column;
-  int first_chunk, chunks;
-};
-
-template <int Groups>
-__device__ Work work_of_block(const Params& p) {
-  constexpr int splits = dim / Config<Groups>::tile;
-  Work w;
-  const int split = static_cast<int>(blockIdx.x % splits);
-  const unsigned task = blockIdx.x / splits;
-  w.head = static_cast<int>(task % p.heads.v);
-  w.sequence = static_cast<int>(task / p.heads.v);
-  w.qk_head = p.heads.qk_of(w.head);
-  w.first_column = split * Config<Groups>::tile;
-  w.first_chunk = p.chunks.offsets[w.sequence];
-  w.chunks = p.chunks.offsets[w.sequence + 1] - w.first_chunk;
-  return w;
-}
-
-// Position in a ring.
-template <int Stages>
-struct Slot {
-  int index = 0;
-  std::uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++index == Stages) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // ---------------------------------------------------------------------------------------------
 // Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
@@ -185,7 +152,7 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Groups>& s
     }
   };
   fetch(chunk.first_token, chunk.tokens);
-  Slot<Config<Groups>::stages> slot;
+  Slot slot;
   for (int left = w.chunks; left > 0; --left) {
     auto& stage = shared.stage[slot.index];
     Gates& gates = shared.gates[slot.index];
@@ -226,7 +193,7 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Groups>& s
       gates.chunk = chunk;
     }
     full.arrive();
-    slot.advance();
+    slot.advance(Config<Groups>::stages);
     chunk.first_token += chunk.tokens;
     chunk.tokens = min(rows, end - chunk.first_token);
     ++chunk.number;
@@ -331,16 +298,18 @@ __device__ __forceinline__ void load_values(Fragments& to, std::uint32_t address
   }
 }
 
-// Fragments of 64 rows x 64 columns to a panel; `offset` is the lane's of column 0.
-template <int Steps>
-__device__ __forceinline__ void store_fragments(const std::uint32_t (*x)[4], std::uint32_t panel,
-                                                std::uint32_t offset) {
+// Where a lane stores fragments in a panel, by step of 16 columns.
+using FragmentAddresses = std::uint32_t[4];
+
+// Fragments of 64 rows x 64 columns to the panel that lies `offset` bytes behind `to`.
+__device__ __forceinline__ void store_fragments(const std::uint32_t (*x)[4],
+                                                const FragmentAddresses& to, std::uint32_t offset) {
 #pragma unroll
-  for (int step = 0; step < Steps; ++step) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                     panel + (offset ^ (step * 32))),
-                 "r"(x[step][0]), "r"(x[step][1]), "r"(x[step][2]), "r"(x[step][3])
-                 : "memory");
+  for (int step = 0; step < 4; ++step) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to[step] + offset),
+        "r"(x[step][0]), "r"(x[step][1]), "r"(x[step][2]), "r"(x[step][3])
+        : "memory");
   }
 }
 
@@ -398,11 +367,31 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
   // Kept in registers: asking for the thread's number anew costs a chunk more than the registers.
   int quad = threadIdx.x % 4;
   std::uint32_t value_offset = value_address_offset();
-  std::uint32_t copy_offset = device::block_address(0, 0, 0, 0);
-  asm volatile("" : "+r"(quad), "+r"(value_offset), "+r"(copy_offset));
+  asm volatile("" : "+r"(quad), "+r"(value_offset));
+  // In the copies of the current chunk and, later in a turn, of the next: two sets, because a
+  // register of a store that waits behind WGMMAs cannot be written before it is through.
+  using Copy = typename SharedStorage<Groups>::Copy;
+  FragmentAddresses value_copy;
+  FragmentAddresses state_copy;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    state_copy[step] = device::block_address(device::shared_address(shared.copy[0].state[0][group]),
+                                             0, 16 * step, 0);
+  }
+  const auto turn_copies = [&](int i) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      value_copy[step] = state_copy[step];
+      state_copy[step] += i % copies == 0 ? -static_cast<std::uint32_t>(sizeof(Copy))
+                                          : static_cast<std::uint32_t>(sizeof(Copy));
+      asm volatile("" : "+r"(value_copy[step]), "+r"(state_copy[step]));
+    }
+  };
+  constexpr std::uint32_t half_offset = Groups * panel_bytes;
+  constexpr std::uint32_t value_panel = 2 * half_offset;  // behind the group's panel of S^T
 
   State state;
-  Accumulators ks;
+  Accumulators ks, values;
   std::uint32_t s[steps_of_dim][4];  // S^T as A operands
   Fragments residual;                // V^T, then R^T
   float4 factor[Shape::held_factors];
@@ -411,7 +400,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
 
   // What lies past a chunk's end is the neighbour's, whatever it holds: no zero must meet it in a
   // product over tokens. Only the first chunk of a sequence and the last may be short.
-  const auto wait_for = [&](const Slot<Shape::stages>& slot, bool may_be_short) {
+  const auto wait_for = [&](const Slot& slot, bool may_be_short) {
     shared.full[slot.index].wait(slot.phase);
     if (!may_be_short) return;
     const int length = shared.gates[slot.index].chunk.tokens;
@@ -426,12 +415,11 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
   };
 
   // K S over one half of d_k, when the state is done there; the copy of that half in front.
-  const auto multiply_keys = [&](std::uint64_t k, int half, int i) {
+  const auto multiply_keys = [&](std::uint64_t k, int half) {
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step)
       pack_state<Element>(s[step], state, step);
-    store_fragments<4>(&s[4 * half], device::shared_address(shared.state[i % copies][half][group]),
-                       copy_offset);
+    store_fragments(&s[4 * half], state_copy, half * half_offset);
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step) {
       multiply_step<Element, false>(ks, s[step], device::descriptor_at(k, dim_offset(step)),
@@ -458,15 +446,14 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
     device::hold(ks);
   };
 
-  // From K S to the update, which is running on return, with the copy of V'^T.
-  const auto update_state = [&](const auto& stage, const Gates& gates, int i) {
+  // From K S to the update, which is running on return.
+  const auto update_state = [&](const auto& stage, const Gates& gates) {
     const std::uint64_t a = device::descriptor_k_major(device::shared_address(stage.a));
     const std::uint64_t k =
         device::descriptor_mn_major(device::shared_address(stage.k), panel_bytes);
     float2 decay[rows / 8];
 #pragma unroll
     for (int j = 0; j < rows / 8; ++j) decay[j] = gates.decay[4 * j + quad];
-    Accumulators values;
     device::forget(values);
 #pragma unroll
     for (int step = 0; step < steps_of_rows; ++step) {
@@ -499,16 +486,17 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
                                    device::descriptor_at(k, panel_bytes + step * 2048));
     }
     device::wgmma_commit();
+  };
+  // The copy of V'^T.
+  const auto copy_values = [&](int i) {
     device::hold(values);
-    const int copy = i % copies;
-    if (i >= copies) device::named_sync(value_read + copy, Shape::meeting_threads);
+    if (i >= copies) device::named_sync(value_read + i % copies, Shape::meeting_threads);
     Fragments plain;
 #pragma unroll
     for (int step = 0; step < steps_of_rows; ++step) {
       pack_values<Element>(plain[step], values, step);
     }
-    store_fragments<steps_of_rows>(plain, device::shared_address(shared.value[copy][group]),
-                                   copy_offset);
+    store_fragments(plain, value_copy, value_panel);
   };
   // Copies are announced well behind their stores: the fence waits for these.
   const auto announce_values = [&](int i) {
@@ -523,24 +511,26 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
   };
 
   if (w.chunks > 0) {
-    Slot<Shape::stages> slot;
+    Slot slot;
     wait_for(slot, true);
     const std::int32_t first_number = shared.gates[0].chunk.number;
     const std::uint64_t first_k =
         device::descriptor_k_major(device::shared_address(shared.stage[0].k));
     load_next(shared.stage[0], shared.gates[0]);
     device::forget(ks);
-    multiply_keys(first_k, 0, 0);
-    multiply_keys(first_k, 1, 0);
+    multiply_keys(first_k, 0);
+    multiply_keys(first_k, 1);
     finish_keys(0);
 
 #pragma unroll 1
     for (int i = 1; i < w.chunks; ++i) {
       const Gates& gates = shared.gates[slot.index];
-      Slot<Shape::stages> next = slot;
-      next.advance();
+      Slot next = slot;
+      next.advance(Config<Groups>::stages);
       wait_for(next, i + 1 == w.chunks);
-      update_state(shared.stage[slot.index], gates, i - 1);
+      turn_copies(i);
+      update_state(shared.stage[slot.index], gates);
+      if constexpr (Groups == 2) copy_values(i - 1);  // registers are too few to keep V' longer
       const device::Chunk chunk = gates.chunk;
       const auto& stage = shared.stage[next.index];
       const std::uint64_t k = device::descriptor_k_major(device::shared_address(stage.k));
@@ -548,19 +538,22 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
       device::forget(ks);
       device::wgmma_wait<1>();
       device::hold(state[0]);
-      multiply_keys(k, 0, i);
-      announce_values(i - 1);
+      multiply_keys(k, 0);
+      if constexpr (Groups == 1) copy_values(i - 1);
       device::wgmma_wait<1>();
       device::hold(state[1]);
+      announce_values(i - 1);
       shared.empty[slot.index].arrive();
       load_next(stage, shared.gates[next.index]);
-      multiply_keys(k, 1, i);
+      multiply_keys(k, 1);
       if constexpr (Checkpoints) store_checkpoint(chunk, first_number);
       finish_keys(i);
       slot = next;
     }
 
-    update_state(shared.stage[slot.index], shared.gates[slot.index], w.chunks - 1);
+    turn_copies(w.chunks);
+    update_state(shared.stage[slot.index], shared.gates[slot.index]);
+    copy_values(w.chunks - 1);
     announce_values(w.chunks - 1);
     device::wgmma_wait<0>();
     device::hold(state[0]);
@@ -572,32 +565,6 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
 
 // ---------------------------------------------------------------------------------------------
 // Output group: P and O; the store of a chunk runs while the next one is computed.
-
-template <class Element, int Groups>
-__device__ void store_output(const Params& p, const Work& w, SharedStorage<Groups>& shared,
-                             int first, int length) {
-  const int thread = threadIdx.x % group_threads;
-  if (length == rows) {
-    if (thread == 0) {
-      for (int c = 0; c < Groups; ++c) {
-        device::store_box(p.o, shared.output[c], w.first_column + 64 * c, w.head, first);
-      }
-      device::store_commit();
-    }
-    return;
-  }
-  // A full box would overwrite the next sequence.
-  constexpr int parts = Groups * 8;  // 16 bytes each
-  for (int j = thread; j < length * parts; j += group_threads) {
-    const int row = j / parts;
-    const int column = j % parts * 8;
-    auto* out = static_cast<Element*>(p.o_rows.data) +
-                (std::int64_t{first} + row) * p.o_rows.token_stride +
-                w.head * p.o_rows.head_stride + w.first_column + column;
-    *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(
-        shared.output[column / 64] + device::panel_offset(row, column % 64));
-  }
-}
 
 // scale exp(gc_i - gc_j) of this thread's elements of P, without Q K^T, hence under it.
 struct Decays {
@@ -638,7 +605,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
   const int thread = threadIdx.x % group_threads;
   const int row = thread / 32 * 16 + thread % 32 / 4;
   const int column = thread % 4 * 2;
-  Slot<Shape::stages> slot;
+  Slot slot;
   for (int i = 0; i < w.chunks; ++i) {
     auto& stage = shared.stage[slot.index];
     const Gates& gates = shared.gates[slot.index];
@@ -655,7 +622,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
     const std::uint64_t q = device::descriptor_k_major(device::shared_address(stage.q));
     const std::uint64_t k = device::descriptor_k_major(device::shared_address(stage.k));
     const std::uint64_t s =
-        device::descriptor_k_major(device::shared_address(shared.state[copy][0][0]));
+        device::descriptor_k_major(device::shared_address(shared.copy[copy].state[0][0]));
     device::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < steps_of_dim; ++step) {
@@ -706,7 +673,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
     // P V'
     device::named_sync(value_ready + copy, Shape::meeting_threads);
     const std::uint64_t value =
-        device::descriptor_k_major(device::shared_address(shared.value[copy][0]));
+        device::descriptor_k_major(device::shared_address(shared.copy[copy].value[0]));
     device::hold(acc);
     device::wgmma_fence();
 #pragma unroll
@@ -719,7 +686,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
     device::hold(acc);
     if (i + copies < w.chunks) device::named_arrive(value_read + copy, Shape::meeting_threads);
     shared.empty[slot.index].arrive();
-    slot.advance();
+    slot.advance(Config<Groups>::stages);
 
     // The thread that started the last store says when its buffer is free.
     if (thread == 0) device::store_wait_read();
@@ -727,7 +694,8 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
     device::store_accumulators<Element>(shared.output[0], acc, 0, panel_bytes);
     device::fence_async_proxy();
     device::named_sync(within_output, group_threads);
-    store_output<Element, Groups>(p, w, shared, chunk.first_token, chunk.tokens);
+    store_output_tile<Element, Groups>(p.o, p.o_rows, w, shared.output[0], chunk.first_token,
+                                       chunk.tokens);
   }
   if (thread == 0) device::store_wait();
 }
@@ -739,7 +707,6 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
     register_state_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<SharedStorage<Groups>*>(raw);
-  const Work w = work_of_block<Groups>(p);
   if (threadIdx.x == 0) {
     for (int s = 0; s < Config<Groups>::stages; ++s) {
       shared.full[s].init(1 + 32);  // the announced bytes, and the producer's lanes
@@ -749,6 +716,8 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
     device::fence_barrier_init();
   }
   __syncthreads();
+  device::wait_for_predecessors();
+  const Work w = work_of_block<Config<Groups>::tile>(p.chunks, p.heads);
   const int group = threadIdx.x / group_threads;
   if (group == 0) {
     device::give_registers<Config<Groups>::producer_registers>();
@@ -771,39 +740,15 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
-  // Whole heads when they fill the machine; halves, whose chunks take 0.6 of the time, when they do
-  // not.
+  // The width that should finish first: a half's chunk takes about 4/7 of the time of a whole one.
   const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;
-  return 2 * tasks > query.device.multiprocessors ? dim : group_columns;
+  const std::int64_t width = std::max(query.device.multiprocessors, 1);
+  return ceil_div(2 * tasks, width) * 4 < ceil_div(tasks, width) * 7 ? group_columns : dim;
 }
 
-std::int64_t blocks(const VariantQuery& query) {
-  return query.capacity.max_sequences * query.problem.v_heads * (dim / value_tile(query));
-}
+std::int64_t blocks(const VariantQuery& query) { return sm90_blocks(query, value_tile(query)); }
 
-Support supports(const VariantQuery& query) {
-  if (query.device.capability != 90) {
-    return Support::no("expected a device of capability 9.0 (WGMMA and TMA), got sm_" +
-                       std::to_string(query.device.capability));
-  }
-  if (query.problem.qk_dim != dim) {
-    return Support::no("expected head dimension 128, got " + std::to_string(query.problem.qk_dim));
-  }
-  return supports_tiles(query, blocks(query));
-}
-
-Support accepts(const StageCall& call) {
-  for (const char* name : {"q", "k", "v", "A", "o"}) {
-    const TensorView& view = call[name];
-    for (int i = 0; i < 2; ++i) {
-      if (view.extents[i] > 1 && view.strides[i] <= 0) {
-        return Support::no(std::string(name) + ": expected positive strides, got " +
-                           to_string(view));
-      }
-    }
-  }
-  return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
-}
+Support supports(const VariantQuery& query) { return supports_sm90(query, blocks(query)); }
 
 // f.template operator()<Element, Groups>()
 template <class F>
@@ -836,8 +781,10 @@ void steps(const StageCall& call, StepList& out) {
     const auto kernel = params.state.checkpoint_chunks > 0
                             ? register_state_kernel<Element, Groups, true>
                             : register_state_kernel<Element, Groups, false>;
-    out.push_back(kernel_step("fused_prefill", kernel, grid_of(blocks(query)),
-                              {Config<Groups>::threads}, sizeof(SharedStorage<Groups>), params));
+    Step step = kernel_step("fused_prefill", kernel, grid_of(blocks(query)),
+                            {Config<Groups>::threads}, sizeof(SharedStorage<Groups>), params);
+    std::get<KernelLaunch>(step.work).programmatic = true;
+    out.push_back(std::move(step));
   });
 }
 
@@ -853,7 +800,7 @@ Variant register_state() {
   };
   variant.supports = supports;
   variant.working_type = activation_type;
-  variant.accepts = accepts;
+  variant.accepts = accepts_sm90;
   variant.steps = steps;
   return variant;
 }

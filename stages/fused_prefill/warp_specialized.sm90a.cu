@@ -42,6 +42,7 @@
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
+#include "sm90.cuh"
 
 #include <algorithm>
 #include <cstdint>
@@ -52,12 +53,8 @@ namespace {
 
 using device::Barrier;
 
-constexpr int rows = chunk_tokens;  // of a chunk
-constexpr int dim = 128;            // d_k = d_v
-constexpr int group_threads = 128;  // a warp group
 constexpr int block_threads = 4 * group_threads;
 constexpr int most_stages = 2;
-constexpr int panel_bytes = rows * 128;  // 64 tokens x 64 columns
 
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
@@ -121,42 +118,7 @@ struct alignas(1024) SharedStorage {
   Gates gates[most_stages];
   Barrier full[most_stages], empty[most_stages];
 };
-constexpr std::size_t shared_limit = 227 * 1024;
 static_assert(sizeof(SharedStorage<128>) <= shared_limit);
-
-// What a block works on.
-struct Work {
-  int sequence, head, qk_head, first_column;
-  int first_chunk, chunks;
-};
-
-template <int Tile>
-__device__ Work work_of_block(const Params& p) {
-  constexpr int splits = dim / Tile;
-  Work w;
-  const int split = static_cast<int>(blockIdx.x % splits);
-  const unsigned task = blockIdx.x / splits;
-  w.head = static_cast<int>(task % p.heads.v);
-  w.sequence = static_cast<int>(task / p.heads.v);
-  w.qk_head = p.heads.qk_of(w.head);
-  w.first_column = split * Tile;
-  w.first_chunk = p.chunks.offsets[w.sequence];
-  w.chunks = p.chunks.offsets[w.sequence + 1] - w.first_chunk;
-  return w;
-}
-
-// Position in the ring.
-struct Slot {
-  int index = 0;
-  std::uint32_t phase = 0;
-
-  __device__ void advance(int stages) {
-    if (++index == stages) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // ---------------------------------------------------------------------------------------------
 // Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
@@ -470,33 +432,6 @@ __device__ void make_values(const Params& p, const Work& w, SharedStorage<Tile>&
 // ---------------------------------------------------------------------------------------------
 // Output group: P and O; the store of a chunk runs while the next one is computed.
 
-template <class Element, int Tile>
-__device__ void store_output(const Params& p, const Work& w, SharedStorage<Tile>& shared, int first,
-                             int length) {
-  const int thread = threadIdx.x % group_threads;
-  if (length == rows) {
-    if (thread == 0) {
-      for (int c = 0; c < Config<Tile>::panels; ++c) {
-        device::store_box(p.o, shared.output + c * panel_bytes, w.first_column + 64 * c, w.head,
-                          first);
-      }
-      device::store_commit();
-    }
-    return;
-  }
-  // A full box would overwrite the next sequence.
-  constexpr int parts = Tile / 8;  // 16 bytes each
-  for (int j = thread; j < length * parts; j += group_threads) {
-    const int row = j / parts;
-    const int column = j % parts * 8;
-    const std::int64_t token = first + row;
-    auto* out = static_cast<Element*>(p.o_rows.data) + token * p.o_rows.token_stride +
-                w.head * p.o_rows.head_stride + w.first_column + column;
-    *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(
-        shared.output + column / 64 * panel_bytes + device::panel_offset(row, column % 64));
-  }
-}
-
 // An element of P. Masked twice, both times by selection: the exponent, so that no positive one is
 // raised, and the product, because a masked score may be anything, a neighbour's NaN included.
 __device__ __forceinline__ float weight(bool visible, float log2_decay, float score) {
@@ -597,7 +532,8 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
     device::store_accumulators<Element>(shared.output, acc, 0, panel_bytes);
     device::fence_async_proxy();
     device::named_sync(within_output, group_threads);
-    store_output<Element, Tile>(p, w, shared, chunk.first_token, chunk.tokens);
+    store_output_tile<Element, Config<Tile>::panels>(p.o, p.o_rows, w, shared.output,
+                                                     chunk.first_token, chunk.tokens);
   }
   if (thread == 0) device::store_wait();
 }
@@ -609,7 +545,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     warp_specialized_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(raw);
-  const Work w = work_of_block<Tile>(p);
+  const Work w = work_of_block<Tile>(p.chunks, p.heads);
   if (threadIdx.x == 0) {
     for (int s = 0; s < most_stages; ++s) {
       shared.full[s].init(1 + 32);              // the announced bytes, and the producer's lanes
@@ -644,33 +580,9 @@ int value_tile(const VariantQuery& query) {
   return 2 * tasks > query.device.multiprocessors ? dim : 64;
 }
 
-std::int64_t blocks(const VariantQuery& query) {
-  return query.capacity.max_sequences * query.problem.v_heads * (dim / value_tile(query));
-}
+std::int64_t blocks(const VariantQuery& query) { return sm90_blocks(query, value_tile(query)); }
 
-Support supports(const VariantQuery& query) {
-  if (query.device.capability != 90) {
-    return Support::no("expected a device of capability 9.0 (WGMMA and TMA), got sm_" +
-                       std::to_string(query.device.capability));
-  }
-  if (query.problem.qk_dim != dim) {
-    return Support::no("expected head dimension 128, got " + std::to_string(query.problem.qk_dim));
-  }
-  return supports_tiles(query, blocks(query));
-}
-
-Support accepts(const StageCall& call) {
-  for (const char* name : {"q", "k", "v", "A", "o"}) {
-    const TensorView& view = call[name];
-    for (int i = 0; i < 2; ++i) {
-      if (view.extents[i] > 1 && view.strides[i] <= 0) {
-        return Support::no(std::string(name) + ": expected positive strides, got " +
-                           to_string(view));
-      }
-    }
-  }
-  return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
-}
+Support supports(const VariantQuery& query) { return supports_sm90(query, blocks(query)); }
 
 template <class Element, int Tile>
 Step launch(const Params& params, std::int64_t grid) {
@@ -723,7 +635,7 @@ Variant warp_specialized() {
   };
   variant.supports = supports;
   variant.working_type = activation_type;
-  variant.accepts = accepts;
+  variant.accepts = accepts_sm90;
   variant.steps = steps;
   return variant;
 }
