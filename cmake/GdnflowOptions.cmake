@@ -7,7 +7,7 @@ option(GDNFLOW_BUILD_FUZZERS "Build the fuzzers: clang with libFuzzer" OFF)
 option(GDNFLOW_INSTALL "Make the install rules" ON)
 option(GDNFLOW_OPENMP "Run host stages in parallel" ON)
 option(GDNFLOW_WERROR "Treat warnings as errors" OFF)
-option(GDNFLOW_PORTABLE "Link Boost and the C++ runtime statically, for programs that move" OFF)
+option(GDNFLOW_PORTABLE "Link Boost and the runtimes of C++ and OpenMP statically, for programs that move" OFF)
 set(GDNFLOW_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. 'address,undefined' or 'thread'")
 
 set(CMAKE_CXX_EXTENSIONS OFF)
