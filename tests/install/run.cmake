@@ -2,9 +2,11 @@
 # does.
 
 function(run)
-  list(JOIN ARGN " " command)
+  # ARGN would break an argument that holds a list into several.
+  cmake_parse_arguments(PARSE_ARGV 0 run "" "" "")
+  list(JOIN run_UNPARSED_ARGUMENTS " " command)
   message(STATUS "${command}")
-  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${run_UNPARSED_ARGUMENTS} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK})
