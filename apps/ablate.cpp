@@ -7,6 +7,8 @@
 #include "common/arguments.hpp"
 #include "common/bench.hpp"
 #include "common/cases.hpp"
+#include "common/cost_fit.hpp"
+#include "common/cost_rows.hpp"
 #include "common/multiprocessor_limit.hpp"
 #include "common/output.hpp"
 #include "common/plot.hpp"
@@ -20,6 +22,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -88,7 +91,14 @@ void describe(po::options_description& options) {
       "results", po::value<std::string>()->value_name("FILE"),
       "write commit,case,pipeline,core_ms,forward_ms,o_rel_rms,state_rel_rms of a hot L2; with "
       "--commit")("commit", po::value<std::string>()->value_name("SHA"),
-                  "what --results says was measured");
+                  "what --results and --rows say was measured")(
+      "tune", po::value<std::string>()->value_name("FILE"),
+      "measure apps/cases/tuning.csv, or the cases given, with every value tile, and write the "
+      "figures fitted to the times, which recipe auto then chooses by (--costs of the programs)")(
+      "rows", po::value<std::string>()->value_name("FILE"),
+      "with --tune: write the rows measured as CSV, for --fit; with --commit")(
+      "fit", po::value<std::vector<std::string>>()->value_name("FILE"),
+      "with --tune: measure nothing, fit to these rows; may be given several times");
 }
 
 /// The files that were asked for, refused before any work if they cannot be written.
@@ -119,6 +129,8 @@ Outputs outputs_from(const po::variables_map& arguments) {
     outputs.svg = text(arguments, "svg");
   }
   outputs.results = file("results");
+  file("tune");
+  file("rows");
   const auto target = [&](const char* name) -> std::optional<OutputTarget> {
     if (!has(arguments, name)) return std::nullopt;
     OutputTarget asked{text(arguments, name)};
@@ -132,8 +144,18 @@ Outputs outputs_from(const po::variables_map& arguments) {
     throw UsageError("--json, --markdown: expected one of them on standard output, got both");
   }
   if (has(arguments, "commit")) outputs.commit = text(arguments, "commit");
-  if (outputs.results && outputs.commit.empty()) {
-    throw UsageError("--results: expected --commit SHA with it, got none");
+  for (const char* named : {"results", "rows"}) {
+    if (has(arguments, named) && outputs.commit.empty()) {
+      throw UsageError(fmt::format("--{}: expected --commit SHA with it, got none", named));
+    }
+  }
+  for (const char* tuning : {"fit", "rows"}) {
+    if (has(arguments, tuning) && !has(arguments, "tune")) {
+      throw UsageError(fmt::format("--{}: expected --tune FILE with it, got none", tuning));
+    }
+  }
+  if (has(arguments, "tune") && outputs.take_stdout()) {
+    throw UsageError("--tune: expected --json and --markdown with a file, got them on stdout");
   }
   return outputs;
 }
@@ -209,7 +231,7 @@ std::vector<Case> cases_from_arguments(const po::variables_map& arguments) {
   } else if (!heads.empty()) {
     throw UsageError("--heads, --model: expected --lengths with it, got none");
   }
-  if (cases.empty()) cases = standard_cases();
+  if (cases.empty()) cases = has(arguments, "tune") ? tuning_cases() : standard_cases();
 
   if (has(arguments, "only")) {
     const std::vector<std::string> names = split(text(arguments, "only"), ',');
@@ -236,7 +258,10 @@ std::vector<std::string> pipelines_from(const po::variables_map& arguments) {
     ids = split(text(arguments, "pipelines"), ',');
     for (const std::string& id : ids) check_pipeline("pipelines", id);
   } else {
-    for (const Recipe& recipe : recipes()) ids.emplace_back(recipe.id);
+    for (const Recipe& recipe : recipes()) {
+      // What is tuned is what it chooses from.
+      if (recipe.id != "auto" || !has(arguments, "tune")) ids.emplace_back(recipe.id);
+    }
   }
   return ids;
 }
@@ -262,6 +287,20 @@ BenchOptions bench_options_from(const po::variables_map& arguments, Device devic
   }
   options.trace = flag(arguments, "trace");
   return options;
+}
+
+/// What --tune asks for besides a measurement.
+void check_tuning(const po::variables_map& arguments, Device device) {
+  if (device.type == DeviceType::host) {
+    throw UsageError("--tune: expected a GPU, or rows of one with --fit, got the host");
+  }
+  if (text(arguments, "l2") == "cold") {
+    throw UsageError("--tune: expected --l2 hot or both with it, got cold");
+  }
+  if (count(arguments, "head-dim", 1) != 128) {
+    throw UsageError(
+        fmt::format("--tune: expected --head-dim 128, got {}", count(arguments, "head-dim", 1)));
+  }
 }
 
 /// A case ready to run: what is measured, and what refuses it.
@@ -326,6 +365,10 @@ Report measure_all(const po::variables_map& arguments) {
   const std::vector<std::string> pipelines = pipelines_from(arguments);
   const VariantOverrides overrides = overrides_from(arguments);
   Sweeps sweeps(arguments);
+  if (has(arguments, "tune")) {
+    check_tuning(arguments, device);
+    sweeps.add_every_value("fused_prefill", "value_tile", device.type);
+  }
   check_pipeline("baseline", text(arguments, "baseline"));
   const BenchOptions options = bench_options_from(arguments, device);
   const std::unique_ptr<MultiprocessorLimit> limit = limited_device(arguments, device);
@@ -348,6 +391,11 @@ Report measure_all(const po::variables_map& arguments) {
   report.version = version();
   report.device = device_name(device);
   report.device_text = to_string(info);
+  if (device.type == DeviceType::cuda) {
+    report.gpu = info.name;
+    report.capability = info.capability;
+    report.multiprocessors = info.multiprocessors;
+  }
   if (limit) report.limit = limit->text();
   report.problem = problem_text(prepared.front());
   report.baseline = text(arguments, "baseline");
@@ -376,8 +424,28 @@ Report measure_all(const po::variables_map& arguments) {
   return report;
 }
 
+/// Fits the costs that auto chooses by, and writes them.
+void tune(const std::vector<CostRow>& rows, const po::variables_map& arguments) {
+  const CostTable table = fit_costs(rows);
+  write_file(text(arguments, "tune"), to_json(table));
+  if (has(arguments, "rows")) {
+    write_file(text(arguments, "rows"), to_csv(rows, text(arguments, "commit")));
+  }
+  fmt::print("{}", describe_fit(table, rows));
+}
+
 int run(const po::variables_map& arguments) {
   const Outputs outputs = outputs_from(arguments);
+  if (has(arguments, "fit")) {
+    std::vector<CostRow> rows;
+    for (const std::string& path : arguments["fit"].as<std::vector<std::string>>()) {
+      std::vector<CostRow> more = cost_rows_from(path, read_file(path));
+      rows.insert(rows.end(), std::make_move_iterator(more.begin()),
+                  std::make_move_iterator(more.end()));
+    }
+    tune(rows, arguments);
+    return exit_success;
+  }
   Report report;
   if (has(arguments, "from")) {
     const std::string& path = text(arguments, "from");
@@ -386,6 +454,7 @@ int run(const po::variables_map& arguments) {
     report = measure_all(arguments);
   }
   write_outputs(report, outputs);
+  if (has(arguments, "tune")) tune(cost_rows(report), arguments);
   if (report.all_right()) return exit_success;
   std::fflush(stdout);
   for (const CaseResult& result : report.cases) {
@@ -415,7 +484,8 @@ int main(int argc, char** argv) {
        "  gdnflow-ablate --pipelines fused-128 --sweep fused_prefill:value_tile=64,128 --l2 both\n"
        "  gdnflow-ablate --pipelines warp-specialized --options --markdown\n"
        "  gdnflow-ablate --sms 16 --trace\n"
-       "  gdnflow-ablate --from out.json --svg plot.svg",
+       "  gdnflow-ablate --from out.json --svg plot.svg\n"
+       "  gdnflow-ablate --tune costs.json --rows rows.csv --commit $(git rev-parse HEAD)",
        describe, run},
       argc, argv);
 }

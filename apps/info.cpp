@@ -59,6 +59,8 @@ void describe(po::options_description& options) {
       "checkpoint the state every N tokens, a multiple of 64; 0: never")(
       "checkpoint-indices", po::bool_switch(), "checkpoints go to rows of a pool")(
       "zero-padding", po::bool_switch(), "zero the rows of o that no sequence owns")(
+      "explain", po::bool_switch(),
+      "print only what auto weighs for the problem: predicted times, refusals and the choice")(
       "dot", po::value<std::string>()->implicit_value("pipeline")->value_name("WHAT"),
       "print only the pipeline (or with plan its plan and arena) as Graphviz")(
       "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
@@ -111,13 +113,19 @@ struct Question {
   DeviceInfo info;
   Problem problem;
   Capacity capacity;
-  std::string pipeline;
+  PipelineRequest pipeline;
   VariantOverrides overrides;
+  Choice choice;
 
   Support can_run(std::string_view recipe) const {
     return can_make_pipeline(recipe, problem, capacity, info, overrides);
   }
-  Plan plan() const { return Plan(make_pipeline(pipeline, problem, capacity, info, overrides)); }
+  Support can_run(const PipelineRequest& request) const {
+    return can_make_pipeline(request.recipe, problem, capacity, info, request.overrides);
+  }
+  Plan plan() const {
+    return Plan(make_pipeline(pipeline.recipe, problem, capacity, info, pipeline.overrides));
+  }
 };
 
 std::vector<DeviceInfo> machine() {
@@ -176,6 +184,24 @@ Json plan_json(const Plan& plan) {
           {"placements", placements}};
 }
 
+Json choice_json(const Choice& choice) {
+  Json candidates = Json::array();
+  for (const Candidate& candidate : choice.candidates) {
+    candidates.push_back(
+        {{"pipeline", candidate.recipe},
+         {"options", candidate.options},
+         {"runs", candidate.support.ok},
+         {"refusal", to_json(candidate.support)},
+         {"predicted_ms", candidate.predicted_us ? Json(*candidate.predicted_us / 1e3) : Json()},
+         {"upper_bound", candidate.bound}});
+  }
+  const Candidate* const chosen = choice.chosen();
+  return {{"chosen", chosen == nullptr ? Json() : Json(chosen->label())},
+          {"assumption", choice.assumption},
+          {"basis", choice.basis},
+          {"candidates", candidates}};
+}
+
 Json everything(const Question& question, const std::optional<Plan>& plan) {
   Json devices = Json::array();
   for (const DeviceInfo& info : machine()) devices.push_back(device_json(info));
@@ -226,6 +252,7 @@ Json everything(const Question& question, const std::optional<Plan>& plan) {
           {"capacity", to_string(question.capacity)},
           {"pipelines", pipelines},
           {"stages", stages},
+          {"auto", choice_json(question.choice)},
           {"plan", plan ? plan_json(*plan) : Json(nullptr)},
           {"models", models}};
 }
@@ -276,7 +303,7 @@ void print_everything(const Question& question, const std::optional<Plan>& plan)
   if (plan) {
     fmt::print("Plan\n{}\n", to_string(*plan));
   } else {
-    fmt::print("No plan: {} cannot run this problem.\n", question.pipeline);
+    fmt::print("No plan: {} cannot run this problem.\n", question.pipeline.label);
   }
 }
 
@@ -291,17 +318,29 @@ int run(const po::variables_map& arguments) {
   validate(question.problem, question.capacity);
   question.overrides = overrides_from(arguments);
   question.pipeline = pipeline_from(arguments, question.problem, question.capacity, question.info);
+  question.choice = choice_from(arguments, question.problem, question.capacity, question.info);
   std::optional<OutputTarget> json;
   if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
   if (json) json->check();
 
   if (has(arguments, "dot")) {
+    if (flag(arguments, "explain")) {
+      throw UsageError("--dot, --explain: expected one of them, got both");
+    }
     const std::string& what = text(arguments, "dot");
     if (what != "plan" && what != "pipeline") {
       throw UsageError(fmt::format("--dot: expected nothing, pipeline or plan, got '{}'", what));
     }
     const Plan plan = question.plan();
     fmt::print("{}", what == "plan" ? to_dot(plan) : to_dot(plan.pipeline()));
+    return exit_success;
+  }
+  if (flag(arguments, "explain")) {
+    if (json) {
+      json->write(choice_json(question.choice).dump(2));
+    } else {
+      fmt::print("{}", to_string(question.choice));
+    }
     return exit_success;
   }
   std::optional<Plan> plan;
@@ -325,6 +364,7 @@ int main(int argc, char** argv) {
        "run a problem, and the plan of a pipeline.",
        "  gdnflow-info\n"
        "  gdnflow-info --heads 2,8 --tokens 32768 --initial-state --state-layout vk\n"
+       "  gdnflow-info --explain --heads 16,64 --tokens 8192 --sequences 4\n"
        "  gdnflow-info --pipeline residual --dot | dot -Tsvg > residual.svg",
        describe, run},
       argc, argv);

@@ -211,9 +211,10 @@ int run(const po::variables_map& arguments) {
   if (json) json->check();
   use_device(settings.device);
   const DeviceInfo info = device_info(settings.device);
-  const std::string name = pipeline_from(arguments, settings.problem, settings.capacity, info);
+  const auto [recipe, overrides, name] =
+      pipeline_from(arguments, settings.problem, settings.capacity, info);
   const Pipeline pipeline =
-      make_pipeline(name, settings.problem, settings.capacity, info, overrides_from(arguments));
+      make_pipeline(recipe, settings.problem, settings.capacity, info, overrides);
 
   Batches batches(settings.capacity, settings.seed);
   std::vector<Workload> workloads;

@@ -403,7 +403,7 @@ int run(const po::variables_map& arguments) {
           fmt::format("--tolerance: expected a number of at least 0, got {}", *tolerance));
     }
   }
-  const VariantOverrides overrides = overrides_from(arguments);
+  (void)overrides_from(arguments);  // refused before a file is read
 
   const SafetensorsFile file = SafetensorsFile::open(text(arguments, "input"));
   const Inputs inputs(file, arguments);
@@ -411,8 +411,9 @@ int run(const po::variables_map& arguments) {
   use_device(device);
   const DeviceInfo info = device_info(device);
   const Workload workload = read_workload(inputs, shape, device);
-  const std::string pipeline = pipeline_from(arguments, shape.problem, workload.capacity, info);
-  Plan plan(make_pipeline(pipeline, shape.problem, workload.capacity, info, overrides));
+  const auto [recipe, overrides, pipeline] =
+      pipeline_from(arguments, shape.problem, workload.capacity, info);
+  Plan plan(make_pipeline(recipe, shape.problem, workload.capacity, info, overrides));
   const bool graph = device.type == DeviceType::cuda && !flag(arguments, "eager");
   const std::unique_ptr<Executor> executor =
       graph ? make_graph_executor(std::move(plan)) : make_executor(std::move(plan));

@@ -103,8 +103,11 @@ VariantOverrides overrides_from(const po::variables_map& arguments) {
 }
 
 void add_pipeline_option(po::options_description& options) {
-  options.add_options()("pipeline", po::value<std::string>()->value_name("NAME"),
-                        "the pipeline to run (gdnflow-info lists them); default: by the problem");
+  options.add_options()(
+      "pipeline", po::value<std::string>()->value_name("NAME"),
+      "the pipeline to run (gdnflow-info lists them); default: auto, which chooses")(
+      "costs", po::value<std::string>()->value_name("FILE"),
+      "what auto chooses by, as gdnflow-ablate --tune wrote it; default: the built-in figures");
 }
 
 void check_pipeline(std::string_view option, std::string_view name) {
@@ -116,11 +119,28 @@ void check_pipeline(std::string_view option, std::string_view name) {
   throw UsageError(fmt::format("--{}: expected one of {}, got '{}'", option, expected, name));
 }
 
-std::string pipeline_from(const po::variables_map& arguments, const Problem& problem,
-                          const Capacity& capacity, const DeviceInfo& device) {
-  if (!has(arguments, "pipeline")) return std::string(default_recipe(problem, capacity, device));
-  check_pipeline("pipeline", text(arguments, "pipeline"));
-  return text(arguments, "pipeline");
+Choice choice_from(const po::variables_map& arguments, const Problem& problem,
+                   const Capacity& capacity, const DeviceInfo& device) {
+  const VariantOverrides overrides = overrides_from(arguments);
+  if (!has(arguments, "costs")) return choose(problem, capacity, device, overrides);
+  const CostTable table = read_cost_table(text(arguments, "costs"));
+  return choose(problem, capacity, device, overrides, {&table, 1});
+}
+
+PipelineRequest pipeline_from(const po::variables_map& arguments, const Problem& problem,
+                              const Capacity& capacity, const DeviceInfo& device) {
+  const std::string name = has(arguments, "pipeline") ? text(arguments, "pipeline") : "auto";
+  check_pipeline("pipeline", name);
+  const VariantOverrides overrides = overrides_from(arguments);
+  if (name == "auto") {
+    const Choice choice = choice_from(arguments, problem, capacity, device);
+    if (const Candidate* chosen = choice.chosen()) {
+      return {chosen->recipe, chosen->overrides, chosen->label()};
+    }
+  } else if (has(arguments, "costs")) {
+    throw UsageError(fmt::format("--costs: expected --pipeline auto with it, got {}", name));
+  }
+  return {name, overrides, name};
 }
 
 void add_problem_options(po::options_description& options) {

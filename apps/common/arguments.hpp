@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gdnflow/choice.hpp>
 #include <gdnflow/device.hpp>
 #include <gdnflow/problem.hpp>
 #include <gdnflow/recipes.hpp>
@@ -60,11 +61,22 @@ std::string device_name(Device device);
 void add_variant_option(po::options_description& options);
 VariantOverrides overrides_from(const po::variables_map& arguments);
 
-/// --pipeline NAME.
+/// --pipeline NAME and --costs FILE.
 void add_pipeline_option(po::options_description& options);
-/// The pipeline asked for, or the default one for the problem.
-std::string pipeline_from(const po::variables_map& arguments, const Problem& problem,
-                          const Capacity& capacity, const DeviceInfo& device);
+
+/// A pipeline to make: a recipe, and overrides with the options that were chosen for it.
+struct PipelineRequest {
+  std::string recipe;
+  VariantOverrides overrides;
+  std::string label;  ///< the recipe, with chosen options
+};
+
+/// What `auto` makes of --variant and --costs.
+Choice choice_from(const po::variables_map& arguments, const Problem& problem,
+                   const Capacity& capacity, const DeviceInfo& device);
+/// The pipeline asked for with --variant's overrides; without one, or for auto, what that chooses.
+PipelineRequest pipeline_from(const po::variables_map& arguments, const Problem& problem,
+                              const Capacity& capacity, const DeviceInfo& device);
 /// Errors for a name that no recipe has, listing those there are.
 void check_pipeline(std::string_view option, std::string_view name);
 

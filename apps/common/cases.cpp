@@ -114,6 +114,8 @@ std::vector<Case> cases_from(const Csv& csv) {
 
 std::vector<Case> standard_cases() { return cases_from(Csv::parse("seed.csv", seed_csv)); }
 
+std::vector<Case> tuning_cases() { return cases_from(Csv::parse("tuning.csv", tuning_csv)); }
+
 std::vector<ModelHeads> model_heads() {
   const Csv csv = Csv::parse("models.csv", models_csv);
   std::vector<ModelHeads> models;

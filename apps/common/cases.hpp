@@ -35,6 +35,8 @@ struct ModelHeads {
 
 /// The eight standard cases, apps/cases/seed.csv.
 std::vector<Case> standard_cases();
+/// What costs are fitted to, apps/cases/tuning.csv.
+std::vector<Case> tuning_cases();
 /// Head counts of real models, apps/cases/models.csv.
 std::vector<ModelHeads> model_heads();
 

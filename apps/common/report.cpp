@@ -430,6 +430,9 @@ std::string to_json(const Report& report) {
                      {"version", report.version},
                      {"device", report.device},
                      {"machine", report.device_text},
+                     {"gpu", report.gpu},
+                     {"capability", report.capability},
+                     {"multiprocessors", report.multiprocessors},
                      {"limit", report.limit},
                      {"problem", report.problem},
                      {"baseline", report.baseline},
@@ -452,6 +455,9 @@ Report report_from_json(std::string_view name, std::string_view text) {
     report.version = json.at("version").get<std::string>();
     report.device = json.at("device").get<std::string>();
     report.device_text = json.at("machine").get<std::string>();
+    report.gpu = json.value("gpu", std::string{});
+    report.capability = json.value("capability", 0);
+    report.multiprocessors = json.value("multiprocessors", 0);
     report.limit = json.at("limit").get<std::string>();
     report.problem = json.at("problem").get<std::string>();
     report.baseline = json.at("baseline").get<std::string>();

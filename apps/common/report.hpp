@@ -74,9 +74,12 @@ struct Report {
   std::string version;
   std::string device;       ///< "host", "cuda"
   std::string device_text;  ///< one line about the machine
-  std::string limit;        ///< of the multiprocessors, in words; empty: none
-  std::string problem;      ///< type and layout, in words
-  std::string baseline;     ///< the pipeline that ratios refer to
+  std::string gpu;          ///< its name; empty: the host, or a report of before
+  std::int32_t capability = 0;
+  std::int32_t multiprocessors = 0;  ///< those that the program had
+  std::string limit;                 ///< of the multiprocessors, in words; empty: none
+  std::string problem;               ///< type and layout, in words
+  std::string baseline;              ///< the pipeline that ratios refer to
   double bytes_per_second = 0;
   double macs_per_second = 0;
   std::string tensor_source;

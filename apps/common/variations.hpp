@@ -35,6 +35,10 @@ class Sweeps {
   /// together; gdnflow::Error (invalid_argument) for an unknown stage.
   explicit Sweeps(const po::variables_map& arguments);
 
+  /// Sweeps an option over all values but 0, which leaves it to the variant, for each variant of a
+  /// stage for a device that has a choice. Errors: UsageError together with --sweep or --options.
+  void add_every_value(const std::string& stage, const std::string& option, DeviceType device);
+
   /// The ways to run a pipeline that was made with `given`: for sweeps every combination of the
   /// values of those that concern it; for --options itself, and once for each other value of each
   /// option; else itself alone. Whether the variants take the values is not asked.

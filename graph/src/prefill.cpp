@@ -82,11 +82,7 @@ struct Entry {
 Pipeline make_prefill_pipeline(const Problem& problem, const Capacity& capacity, Device device,
                                const PrefillOptions& options) {
   validate(problem, capacity);
-  const DeviceInfo info = device_info(device);
-  const std::string recipe = options.recipe.empty()
-                                 ? std::string(default_recipe(problem, capacity, info))
-                                 : options.recipe;
-  return make_pipeline(recipe, problem, capacity, info, options.overrides);
+  return make_pipeline(options.recipe, problem, capacity, device_info(device), options.overrides);
 }
 
 /// The plans that this thread used last, the latest in front.

@@ -1,3 +1,4 @@
+#include <gdnflow/choice.hpp>
 #include <gdnflow/recipes.hpp>
 
 #include <algorithm>
@@ -124,6 +125,11 @@ Pipeline token_by_token(const Recipe& recipe, const Registry& registry, const Pr
   return composer.finish();
 }
 
+/// Whichever of the others `choose` takes, under the name of this one.
+Pipeline automatic(const Recipe& recipe, const Registry& registry, const Problem& problem,
+                   const Capacity& capacity, const DeviceInfo& device,
+                   const VariantOverrides& overrides);
+
 constexpr std::array<Use, 2> plain_front{
     {{"chunk_cumsum", "naive", true}, {"kkt_solve", "naive", true}}};
 constexpr std::array<Use, 2> best_front{{{"chunk_cumsum"}, {"kkt_solve"}}};
@@ -137,7 +143,7 @@ constexpr std::array<Use, 1> fused_128x512{{{"fused_prefill", "fused-128x512"}}}
 constexpr std::array<Use, 1> warp_specialized{{{"fused_prefill", "warp-specialized"}}};
 constexpr std::array<Use, 1> register_state{{{"fused_prefill", "register-state"}}};
 
-constexpr std::array<Recipe, 9> ladder{{
+constexpr std::array<Recipe, 10> ladder{{
     {"naive", "one kernel a formula: W and U are formed, then states, then outputs",
      chunked<plain_front, naive_core>},
     {"residual", "the residual form: W and U are never formed, one matrix product less",
@@ -155,9 +161,12 @@ constexpr std::array<Recipe, 9> ladder{{
      chunked<best_front, register_state>},
     {"recurrent", "token by token, without chunks: for a handful of tokens, and as a check",
      token_by_token},
+    {"auto", "the one of the others that a model of measured times expects to be done first",
+     automatic},
 }};
 
 const Recipe& find_recipe(std::string_view id) {
+  if (id.empty()) id = "auto";
   std::vector<std::string_view> known;
   for (const Recipe& recipe : ladder) {
     if (recipe.id == id) return recipe;
@@ -167,21 +176,21 @@ const Recipe& find_recipe(std::string_view id) {
               fmt::format("recipe: expected one of [{}], got '{}'", fmt::join(known, ", "), id));
 }
 
+Pipeline automatic(const Recipe& recipe, const Registry& registry, const Problem& problem,
+                   const Capacity& capacity, const DeviceInfo& device,
+                   const VariantOverrides& overrides) {
+  const Choice choice =
+      choose(problem, capacity, device, overrides, builtin_cost_tables(), registry);
+  const Candidate* const chosen = choice.chosen();
+  // Where all are refused, the most widely supported one says why.
+  const Recipe& taken = find_recipe(chosen == nullptr ? "residual" : chosen->recipe);
+  return taken.make({recipe.id, recipe.description, nullptr}, registry, problem, capacity, device,
+                    chosen == nullptr ? overrides : chosen->overrides);
+}
+
 }  // namespace
 
 std::span<const Recipe> recipes() { return ladder; }
-
-std::string_view default_recipe(const Problem& problem, const Capacity& capacity,
-                                const DeviceInfo& device) {
-  // The higher on the ladder the better, but for the recurrence, which is the last resort.
-  constexpr std::array<std::string_view, 9> preferred{
-      "register-state", "warp-specialized", "fused-128x512", "fused-128", "fused-64",
-      "fused",          "residual",         "naive",         "recurrent"};
-  for (const std::string_view id : preferred) {
-    if (can_make_pipeline(id, problem, capacity, device)) return id;
-  }
-  return "residual";  // refused as well, and then `make_pipeline` says why
-}
 
 Pipeline make_pipeline(std::string_view id, const Problem& problem, const Capacity& capacity,
                        const DeviceInfo& device, const VariantOverrides& overrides,

@@ -53,7 +53,7 @@ TEST_CASE("the ladder in its order")
     CHECK_FALSE(recipe.description.empty());
   }
   CHECK(ids == Names{"naive", "residual", "fused", "fused-64", "fused-128", "fused-128x512",
-                     "warp-specialized", "register-state", "recurrent"});
+                     "warp-specialized", "register-state", "recurrent", "auto"});
 }
 
 TEST_CASE("each recipe has the stages of its idea")
@@ -175,7 +175,7 @@ TEST_CASE("the front's stages do not wait for one another")
 TEST_CASE("an unknown recipe, stage or variant is refused with what there is")
 {
   expect_error(ErrorCode::invalid_argument,
-               {"recipe", "naive, residual, fused, fused-64", "recurrent]", "'fast'"},
+               {"recipe", "naive, residual, fused, fused-64", "recurrent, auto]", "'fast'"},
                [] { make("fast"); });
   expect_error(ErrorCode::invalid_argument, {"recipe recurrent", "[one_pass]", "'kkt_solve'"}, [] {
     make("recurrent", {}, {{"kkt_solve", {"host", {}}}});
@@ -202,8 +202,23 @@ TEST_CASE("whether a pipeline can be made is an answer, not an exception")
   CHECK(refused.reason.find("no variant can serve") != std::string::npos);
 }
 
-TEST_CASE("the default recipe can be made")
+TEST_CASE("a recipe without a name is auto, which keeps its name and takes another's stages")
 {
-  const std::string_view id = default_recipe({}, {256, 2}, plain_host());
-  CHECK(can_make_pipeline(id, {}, {256, 2}, plain_host()));
+  for (const char* id : {"", "auto"}) {
+    const Pipeline pipeline = make(id);
+    CHECK(pipeline.id() == "auto");
+    CHECK(nodes_of(pipeline) == nodes_of(make("fused")));
+  }
+}
+
+TEST_CASE("auto takes the recipe that has the stage of an override, or says why there is none")
+{
+  CHECK(nodes_of(make("auto", {}, {{"wu", {"host", {}}}})) == nodes_of(make("naive")));
+  CHECK(nodes_of(make("auto", {}, {{"one_pass", {"host", {}}}})) == nodes_of(make("recurrent")));
+  expect_error(ErrorCode::invalid_pipeline, {"kkt_solve", "'quick'"}, [] {
+    make("auto", {}, {{"kkt_solve", {"quick", {}}}});
+  });
+  expect_error(ErrorCode::invalid_argument, {"recipe auto", "'lookup'"}, [] {
+    make("auto", {}, {{"lookup", {"host", {}}}});
+  });
 }

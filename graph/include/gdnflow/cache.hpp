@@ -13,7 +13,7 @@ namespace gdnflow {
 
 /// What distinguishes one executable graph from another.
 struct GraphKey {
-  std::string recipe;
+  std::string recipe;  ///< empty: "auto"
   Problem problem;
   Capacity capacity;
   VariantOverrides overrides{};

@@ -2,7 +2,9 @@
 
 // Everything: types, stages, pipelines, executors and the one-call API.
 #include <gdnflow/cache.hpp>
+#include <gdnflow/choice.hpp>
 #include <gdnflow/compare.hpp>
+#include <gdnflow/costs.hpp>
 #include <gdnflow/device.hpp>
 #include <gdnflow/dtype.hpp>
 #include <gdnflow/error.hpp>

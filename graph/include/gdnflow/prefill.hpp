@@ -39,7 +39,7 @@ struct PrefillTensors {
 };
 
 struct PrefillOptions {
-  std::string recipe{};  ///< empty: default_recipe()
+  std::string recipe{};  ///< empty: "auto"
   VariantOverrides overrides{};
 };
 

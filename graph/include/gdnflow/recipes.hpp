@@ -22,16 +22,14 @@ struct Recipe {
                    const VariantOverrides& overrides);
 };
 
-/// Every built-in recipe in the order of the ladder. The external tensors of all of them have the
-/// names of `gdnflow/stages.hpp`: q, k, v, the gates, cu_seqlens, o, and what Problem adds.
+/// Every built-in recipe in the order of the ladder, `auto` behind them. The external tensors of
+/// all of them have the names of `gdnflow/stages.hpp`: q, k, v, the gates, cu_seqlens, o, and what
+/// Problem adds.
 GDNFLOW_API std::span<const Recipe> recipes();
 
-/// The recipe used where a caller names none.
-GDNFLOW_API std::string_view default_recipe(const Problem& problem, const Capacity& capacity,
-                                            const DeviceInfo& device);
-
-/// Builds the pipeline of a recipe. Errors: invalid_argument for an unknown id (the message lists
-/// them), and whatever PipelineBuilder::build throws.
+/// Builds the pipeline of a recipe; an empty id stands for "auto", which takes one of the others by
+/// predicted time (gdnflow/choice.hpp). Errors: invalid_argument for an unknown id (the message
+/// lists them), and whatever PipelineBuilder::build throws.
 GDNFLOW_API Pipeline make_pipeline(std::string_view recipe, const Problem& problem,
                                    const Capacity& capacity, const DeviceInfo& device,
                                    const VariantOverrides& overrides = {},

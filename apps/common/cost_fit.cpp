@@ -1,0 +1,315 @@
+#include "common/cost_fit.hpp"
+
+#include <gdnflow/error.hpp>
+
+#include "common/csv.hpp"
+#include "common/table.hpp"
+#include "common/variations.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <Eigen/Dense>
+#include <fmt/format.h>
+
+namespace gdnflow::apps {
+namespace {
+
+enum Term : std::uint8_t { launch, round, step, crowded_step, work, traffic };
+using Terms = std::vector<Term>;
+
+/// A form's share that is known without measuring: how its blocks and steps are cut.
+struct Layout {
+  std::string_view pipeline;
+  std::int32_t columns;
+  std::int32_t step_tokens;
+  bool whole;   ///< its front is not the others', or it has none
+  bool spread;  ///< a part of it spreads over all chunks at once
+};
+constexpr std::array<Layout, 4> layouts{{
+    {"naive", 32, 64, true, true},
+    {"residual", 32, 64, false, true},
+    {"fused-64", 64, 64, false, false},
+    {"recurrent", 16, 1, true, true},
+}};
+
+constexpr std::int32_t most_resident = 4;
+constexpr std::size_t least_rows = 6;
+/// A second block a multiprocessor must explain the rows better by this much to be believed.
+constexpr double better = 0.98;
+
+/// What `auto` sets of a row's options: nothing where they hold anything else.
+std::optional<std::int32_t> value_tile_of(const std::string& options) {
+  constexpr std::string_view prefix = "fused_prefill:value_tile=";
+  if (!options.starts_with(prefix)) return std::nullopt;
+  const char* const end = options.data() + options.size();
+  std::int32_t tile = 0;
+  const auto parsed = std::from_chars(options.data() + prefix.size(), end, tile);
+  if (parsed.ec != std::errc{} || parsed.ptr != end || tile <= 0) return std::nullopt;
+  return tile;
+}
+
+struct Group {
+  CostForm form;
+  bool spread = false;
+  std::vector<const CostRow*> rows;
+};
+
+/// Rows by form, in the order in which the forms appear.
+std::vector<Group> groups_of(const std::vector<CostRow>& rows) {
+  std::set<std::string> tiled;
+  for (const CostRow& row : rows) {
+    if (value_tile_of(row.options)) tiled.insert(row.pipeline);
+  }
+  std::vector<Group> groups;
+  for (const CostRow& row : rows) {
+    const std::optional<std::int32_t> tile = value_tile_of(row.options);
+    if (!tile && (!row.options.empty() || tiled.contains(row.pipeline))) continue;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) {
+      return g.form.pipeline == row.pipeline && g.form.options == row.options;
+    });
+    if (group == groups.end()) {
+      Group fresh;
+      fresh.form.pipeline = row.pipeline;
+      fresh.form.options = row.options;
+      const auto* const layout = std::find_if(layouts.begin(), layouts.end(), [&](const Layout& l) {
+        return l.pipeline == row.pipeline;
+      });
+      if (layout != layouts.end()) {
+        fresh.form.columns = layout->columns;
+        fresh.form.step_tokens = layout->step_tokens;
+        fresh.form.whole = layout->whole;
+        fresh.spread = layout->spread;
+      }
+      if (tile) fresh.form.columns = *tile;
+      groups.push_back(std::move(fresh));
+      group = groups.end() - 1;
+    }
+    if (row.equal_lengths() && (group->form.whole || row.core_ms)) group->rows.push_back(&row);
+  }
+  std::erase_if(groups, [](const Group& group) { return group.rows.size() < least_rows; });
+  return groups;
+}
+
+struct Fit {
+  CostFactors us{};
+  double rms = 0;
+  double worst = 0;
+};
+
+/// Least squares of sum / measured - 1 with factors of at least 0: the best of all subsets of the
+/// terms whose own solution is not negative. `terms` holds a row of terms a measurement, `ms` the
+/// measurements.
+Fit fit(const std::vector<CostFactors>& terms, const std::vector<double>& ms, const Terms& used) {
+  const auto rows = static_cast<Eigen::Index>(terms.size());
+  std::optional<Fit> best;
+  for (unsigned subset = 1; subset < (1U << used.size()); ++subset) {
+    Terms chosen;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if ((subset >> i & 1U) != 0) chosen.push_back(used[i]);
+    }
+    Eigen::MatrixXd a(rows, static_cast<Eigen::Index>(chosen.size()));
+    for (Eigen::Index r = 0; r < rows; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      for (Eigen::Index c = 0; c < a.cols(); ++c) {
+        a(r, c) = terms[i][chosen[static_cast<std::size_t>(c)]] / (1e3 * ms[i]);
+      }
+    }
+    // Columns of one size, so that the rank does not hang on units.
+    const Eigen::VectorXd size = a.colwise().norm();
+    if (size.minCoeff() <= 0) continue;
+    const Eigen::MatrixXd scaled = a * size.cwiseInverse().asDiagonal();
+    Eigen::ColPivHouseholderQR<Eigen::MatrixXd> qr(scaled);
+    qr.setThreshold(1e-9);
+    if (qr.rank() < a.cols()) continue;
+    const Eigen::VectorXd solved = qr.solve(Eigen::VectorXd::Ones(rows)).cwiseQuotient(size);
+    if (solved.minCoeff() < 0) continue;
+    const Eigen::VectorXd residual = a * solved - Eigen::VectorXd::Ones(rows);
+    Fit found;
+    for (Eigen::Index c = 0; c < a.cols(); ++c) {
+      found.us[chosen[static_cast<std::size_t>(c)]] = solved(c);
+    }
+    found.rms = std::sqrt(residual.squaredNorm() / static_cast<double>(rows));
+    found.worst = residual.cwiseAbs().maxCoeff();
+    // Of two that are as good, the one found first, so that nothing hangs on the last digit.
+    if (!best || found.rms < best->rms * (1 - 1e-6)) best = found;
+  }
+  if (!best) {
+    throw Error(ErrorCode::invalid_argument, "costs: no factors of at least 0 fit the rows");
+  }
+  return *best;
+}
+
+void take(CostForm& form, const Fit& found, std::size_t rows) {
+  form.us = found.us;
+  form.rms = found.rms;
+  form.worst = found.worst;
+  form.rows = static_cast<std::int32_t>(rows);
+}
+
+void fit_group(Group& group) {
+  CostForm& form = group.form;
+  std::int64_t least = group.rows.front()->lengths.front();
+  for (const CostRow* row : group.rows) least = std::min(least, row->lengths.front());
+  std::vector<double> ms;
+  for (const CostRow* row : group.rows) {
+    ms.push_back(form.whole ? row->forward_ms : *row->core_ms);
+  }
+  std::optional<Fit> best;
+  CostForm trial = form;
+  for (trial.resident = 1; trial.resident <= most_resident; ++trial.resident) {
+    std::vector<CostFactors> terms;
+    for (const CostRow* row : group.rows) {
+      terms.push_back(terms_of(trial, row->problem(), row->capacity(), row->multiprocessors));
+    }
+    // `round` before `launch`: where every row has one round, what is fixed is paid a round.
+    Terms used{round, launch, step};
+    if (trial.resident > 1) used.push_back(crowded_step);
+    used.push_back(group.spread ? work : traffic);
+    const Fit found = fit(terms, ms, used);
+    if (!best || found.rms < best->rms * better) {
+      best = found;
+      form.resident = trial.resident;
+    }
+  }
+  take(form, *best, group.rows.size());
+  form.least_tokens = least;
+}
+
+/// What stands before the core: the difference of the two times.
+CostForm fit_front(const std::vector<Group>& groups) {
+  CostForm front;
+  std::vector<CostFactors> terms;
+  std::vector<double> ms;
+  for (const Group& group : groups) {
+    for (const CostRow* row : group.rows) {
+      if (group.form.whole || row->forward_ms <= *row->core_ms) continue;
+      terms.push_back(terms_of(front, row->problem(), row->capacity(), row->multiprocessors));
+      ms.push_back(row->forward_ms - *row->core_ms);
+    }
+  }
+  if (ms.size() < least_rows) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("costs: expected at least {} rows with a core, got {}", least_rows, ms.size()));
+  }
+  take(front, fit(terms, ms, {launch, work}), ms.size());
+  return front;
+}
+
+/// How far choices are from the best measured, over some cases.
+struct Regret {
+  int cases = 0;
+  int within = 0;  ///< 5 %
+  double worst = 0;
+  std::string where = "none";
+
+  void add(double excess, const std::string& what) {
+    ++cases;
+    if (excess <= 0.05) ++within;
+    if (excess > worst) {
+      worst = excess;
+      where = what;
+    }
+  }
+  std::string text(std::string_view lengths) const {
+    return fmt::format(
+        "{} lengths: {} cases, the choice within 5 % of the best measured on {}, at worst {:.1f} % "
+        "({})\n",
+        lengths, cases, within, 100 * worst, where);
+  }
+};
+
+std::string describe_choices(const CostTable& table, const std::vector<CostRow>& rows) {
+  struct Measured {
+    const CostRow* row;
+    double sum = 0;
+    int count = 0;
+
+    double mean() const { return sum / count; }
+  };
+  // By case and multiprocessors, then by form; repeated measurements count by their mean.
+  std::map<std::string, std::map<const CostForm*, Measured>> cases;
+  for (const CostRow& row : rows) {
+    const CostForm* const form = table.find(row.pipeline, row.options);
+    if (form == nullptr) continue;
+    const std::string name =
+        fmt::format("{} on {} multiprocessors", row.case_name(), row.multiprocessors);
+    Measured& measured = cases[name].try_emplace(form, Measured{&row}).first->second;
+    measured.sum += row.forward_ms;
+    ++measured.count;
+  }
+  Regret equal;
+  Regret unequal;
+  for (const auto& [name, forms] : cases) {
+    if (forms.size() < 2) continue;
+    double best = forms.begin()->second.mean();
+    double least = 0;
+    const Measured* chosen = nullptr;
+    for (const auto& [form, measured] : forms) {
+      const CostRow& row = *measured.row;
+      DeviceInfo device;
+      device.device = {DeviceType::cuda, 0};
+      device.name = row.gpu;
+      device.multiprocessors = row.multiprocessors;
+      const double us = predicted_us(table, *form, row.problem(), row.capacity(), device);
+      if (chosen == nullptr || us < least) {
+        chosen = &measured;
+        least = us;
+      }
+      best = std::min(best, measured.mean());
+    }
+    Regret& regret = chosen->row->equal_lengths() ? equal : unequal;
+    regret.add(chosen->mean() / best - 1, name);
+  }
+  return equal.text("equal") + unequal.text("unequal");
+}
+
+}  // namespace
+
+CostTable fit_costs(const std::vector<CostRow>& rows) {
+  if (rows.empty()) throw Error(ErrorCode::invalid_argument, "costs: expected rows, got none");
+  CostTable table;
+  table.gpu = rows.front().gpu;
+  table.capability = rows.front().capability;
+  for (const CostRow& row : rows) {
+    if (row.gpu != table.gpu || row.capability != table.capability) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("costs: expected rows of one GPU, got '{}' and '{}'", table.gpu, row.gpu));
+    }
+    table.multiprocessors = std::max(table.multiprocessors, row.multiprocessors);
+  }
+  std::vector<Group> groups = groups_of(rows);
+  table.front = fit_front(groups);
+  for (Group& group : groups) {
+    fit_group(group);
+    table.forms.push_back(group.form);
+  }
+  return table;
+}
+
+std::string describe_fit(const CostTable& table, const std::vector<CostRow>& rows) {
+  std::vector<std::string> header{"form", "rows", "rms %", "worst %", "blocks"};
+  for (const std::string_view term : cost_terms) header.push_back(fmt::format("{} us", term));
+  Table lines(header, 1);
+  const auto add = [&](const CostForm& form, const std::string& name) {
+    std::vector<std::string> cells{
+        name, fmt::to_string(form.rows), fmt::format("{:.1f}", 100 * form.rms),
+        fmt::format("{:.1f}", 100 * form.worst), fmt::to_string(form.resident)};
+    for (const double us : form.us) cells.push_back(us > 0 ? fmt::format("{:.4g}", us) : "-");
+    lines.add(std::move(cells));
+  };
+  for (const CostForm& form : table.forms) add(form, variation_label(form.pipeline, form.options));
+  add(table.front, "front of the others");
+  return fmt::format("{}, sm_{}, {} multiprocessors\n{}\n{}", table.gpu, table.capability,
+                     table.multiprocessors, lines.str(), describe_choices(table, rows));
+}
+
+}  // namespace gdnflow::apps
