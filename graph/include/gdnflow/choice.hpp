@@ -21,7 +21,7 @@ struct Candidate {
   bool bound = false;  ///< sequences are shorter than any that were measured: an upper bound
 
   /// "register-state fused_prefill:value_tile=64".
-  std::string label() const;
+  GDNFLOW_API std::string label() const;
 };
 
 /// What `auto` weighed, and what it chose.
@@ -34,7 +34,7 @@ struct Choice {
   std::string basis;       ///< where predictions come from, in words
 
   /// The first candidate that can run; null where none can.
-  const Candidate* chosen() const noexcept;
+  GDNFLOW_API const Candidate* chosen() const noexcept;
 };
 
 /// What recipe `auto` takes for a problem, capacity and device: a pure function of its arguments.

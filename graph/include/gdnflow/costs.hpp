@@ -54,7 +54,8 @@ struct CostTable {
   std::vector<CostForm> forms;
 
   /// The form, or null.
-  const CostForm* find(std::string_view pipeline, std::string_view options) const noexcept;
+  GDNFLOW_API const CostForm* find(std::string_view pipeline,
+                                   std::string_view options) const noexcept;
 };
 
 /// The terms of a form, before their factors. `traffic` says how many of the table's cards a
