@@ -10,6 +10,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -249,9 +250,9 @@ std::string describe_choices(const CostTable& table, const std::vector<CostRow>&
   Regret unequal;
   for (const auto& [name, forms] : cases) {
     if (forms.size() < 2) continue;
-    double best = forms.begin()->second.mean();
-    double least = 0;
-    const Measured* chosen = nullptr;
+    const Measured* chosen = &forms.begin()->second;
+    double best = chosen->mean();
+    double least = std::numeric_limits<double>::infinity();
     for (const auto& [form, measured] : forms) {
       const CostRow& row = *measured.row;
       DeviceInfo device;
@@ -259,7 +260,7 @@ std::string describe_choices(const CostTable& table, const std::vector<CostRow>&
       device.name = row.gpu;
       device.multiprocessors = row.multiprocessors;
       const double us = predicted_us(table, *form, row.problem(), row.capacity(), device);
-      if (chosen == nullptr || us < least) {
+      if (us < least) {
         chosen = &measured;
         least = us;
       }

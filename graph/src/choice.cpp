@@ -74,7 +74,8 @@ std::vector<Candidate> variations(const Pipeline& pipeline, Candidate given) {
           if (!next.options.empty()) next.options += ' ';
           next.options += option_text(node, spec, value);
           VariantChoice& choice =
-              next.overrides.try_emplace(node.stage.name, node.chosen().id, node.options)
+              next.overrides
+                  .try_emplace(node.stage.name, VariantChoice{node.chosen().id, node.options})
                   .first->second;
           std::erase_if(choice.options, [&](const auto& o) { return o.first == spec.name; });
           choice.options.emplace_back(spec.name, value);
