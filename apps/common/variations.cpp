@@ -32,7 +32,9 @@ std::optional<std::int64_t> value_in(const Node& node, std::string_view option) 
 void set_option(Variation& variation, const Node& node, const std::string& option,
                 std::int64_t value) {
   const auto choice =
-      variation.overrides.try_emplace(node.stage.name, node.chosen().id, node.options).first;
+      variation.overrides
+          .try_emplace(node.stage.name, VariantChoice{node.chosen().id, node.options})
+          .first;
   Options& options = choice->second.options;
   const auto found = std::find_if(options.begin(), options.end(),
                                   [&](const auto& entry) { return entry.first == option; });

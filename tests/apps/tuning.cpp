@@ -33,7 +33,7 @@ void check_same(const Json& got, const Json& expected, const std::string& where)
     for (const auto& [key, value] : expected.items()) {
       const Json::json_pointer at("/" + key);
       REQUIRE(got.contains(at));
-      check_same(got.at(at), value, where + "/" + key);
+      check_same(got.at(at), value, std::string(where).append("/").append(key));
     }
   } else {
     CHECK(got == expected);

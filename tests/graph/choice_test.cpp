@@ -31,7 +31,7 @@ DeviceInfo h200(std::int32_t multiprocessors = 132) {
   info.name = "NVIDIA H200";
   info.capability = 90;
   info.multiprocessors = multiprocessors;
-  info.shared_bytes_per_block = 227 * 1024;
+  info.shared_bytes_per_block = std::int64_t{227} * 1024;
   return info;
 }
 
@@ -227,14 +227,14 @@ TEST_CASE("shorter sequences than any measured get the shortest one's time, as a
   CHECK(choice.chosen()->recipe != "recurrent");
   CHECK(choice.chosen()->bound);
   CHECK(to_string(choice).find("<= ") != std::string::npos);
-  CHECK_FALSE(choice_of(heads(4, 16), {128 * 1025, 128}).chosen()->bound);
+  CHECK_FALSE(choice_of(heads(4, 16), {131200, 128}).chosen()->bound);
   // But for the front, as long as 128 sequences of 1024 tokens, the shortest it was measured on.
   const CostTable& table = builtin_cost_tables().front();
   CostForm core = *table.find("register-state", "fused_prefill:value_tile=128");
   CHECK(core.least_tokens == 1024);
   core.whole = true;
   CHECK(predicted_us(table, core, heads(4, 16), {1024, 128}, h200()) ==
-        predicted_us(table, core, heads(4, 16), {128 * 1024, 128}, h200()));
+        predicted_us(table, core, heads(4, 16), {131072, 128}, h200()));
   CHECK(choice_of(heads(2, 8), {0, 1}).chosen() != nullptr);
 }
 
@@ -410,8 +410,9 @@ TEST_CASE("on the rows measured with equal lengths, the choice is within 5 % of 
                                       h200(std::stoi(fields[3])));
   }
   CHECK(cases.size() > 70);
-  for (const auto& [name, forms] : cases) {
-    CAPTURE(name);
+  for (const auto& entry : cases) {
+    CAPTURE(entry.first);
+    const std::map<std::string, Form>& forms = entry.second;
     const auto mean = [](const Form& form) { return form.sum / form.count; };
     const auto best = std::min_element(
         forms.begin(), forms.end(),
