@@ -204,16 +204,19 @@ CostForm fit_front(const std::vector<Group>& groups) {
   return front;
 }
 
-/// How far choices are from the best measured, over some cases.
+/// How far choices among the forms measured are from the best one, over some cases, and how often a
+/// form that was not measured would be chosen.
 struct Regret {
   int cases = 0;
   int within = 0;  ///< 5 %
+  int unmeasured = 0;
   double worst = 0;
   std::string where = "none";
 
-  void add(double excess, const std::string& what) {
+  void add(double excess, bool measured, const std::string& what) {
     ++cases;
     if (excess <= 0.05) ++within;
+    if (!measured) ++unmeasured;
     if (excess > worst) {
       worst = excess;
       where = what;
@@ -221,53 +224,63 @@ struct Regret {
   }
   std::string text(std::string_view lengths) const {
     return fmt::format(
-        "{} lengths: {} cases, the choice within 5 % of the best measured on {}, at worst {:.1f} % "
-        "({})\n",
-        lengths, cases, within, 100 * worst, where);
+        "{} lengths: {} cases, the choice among the forms measured within 5 % of the best on {}, "
+        "at "
+        "worst {:.1f} % ({}); on {} the choice among all forms is one that was not measured\n",
+        lengths, cases, within, 100 * worst, where, unmeasured);
   }
 };
 
-std::string describe_choices(const CostTable& table, const std::vector<CostRow>& rows) {
-  struct Measured {
-    const CostRow* row;
-    double sum = 0;
-    int count = 0;
+/// The times of a form on a case; repeated measurements count by their mean.
+struct Measured {
+  double sum = 0;
+  int count = 0;
 
-    double mean() const { return sum / count; }
-  };
-  // By case and multiprocessors, then by form; repeated measurements count by their mean.
-  std::map<std::string, std::map<const CostForm*, Measured>> cases;
+  double mean() const { return sum / count; }
+};
+
+struct MeasuredCase {
+  const CostRow* row = nullptr;  ///< any of them
+  std::map<std::string, Measured> forms;
+};
+
+std::string describe_choices(const CostTable& table, const std::vector<CostRow>& rows) {
+  std::map<std::string, MeasuredCase> cases;
   for (const CostRow& row : rows) {
-    const CostForm* const form = table.find(row.pipeline, row.options);
-    if (form == nullptr) continue;
-    const std::string name =
-        fmt::format("{} on {} multiprocessors", row.case_name(), row.multiprocessors);
-    Measured& measured = cases[name].try_emplace(form, Measured{&row}).first->second;
-    measured.sum += row.forward_ms;
-    ++measured.count;
+    if (table.find(row.pipeline, row.options) == nullptr) continue;
+    MeasuredCase& measured =
+        cases[fmt::format("{} on {} multiprocessors", row.case_name(), row.multiprocessors)];
+    measured.row = &row;
+    Measured& times = measured.forms[variation_label(row.pipeline, row.options)];
+    times.sum += row.forward_ms;
+    ++times.count;
   }
   Regret equal;
   Regret unequal;
-  for (const auto& [name, forms] : cases) {
-    if (forms.size() < 2) continue;
-    const Measured* chosen = &forms.begin()->second;
-    double best = chosen->mean();
-    double least = std::numeric_limits<double>::infinity();
-    for (const auto& [form, measured] : forms) {
-      const CostRow& row = *measured.row;
-      DeviceInfo device;
-      device.device = {DeviceType::cuda, 0};
-      device.name = row.gpu;
-      device.multiprocessors = row.multiprocessors;
-      const double us = predicted_us(table, *form, row.problem(), row.capacity(), device);
+  for (const auto& [name, measured] : cases) {
+    if (measured.forms.size() < 2) continue;
+    const CostRow& row = *measured.row;
+    DeviceInfo device;
+    device.device = {DeviceType::cuda, 0};
+    device.name = row.gpu;
+    device.multiprocessors = row.multiprocessors;
+    constexpr double never = std::numeric_limits<double>::infinity();
+    double best = never;    // ms, measured
+    double chosen = never;  // ms, measured
+    double least = never;   // us, predicted, of those measured
+    double least_of_all = never;
+    for (const CostForm& form : table.forms) {
+      const double us = predicted_us(table, form, row.problem(), row.capacity(), device);
+      least_of_all = std::min(least_of_all, us);
+      const auto times = measured.forms.find(variation_label(form.pipeline, form.options));
+      if (times == measured.forms.end()) continue;
+      best = std::min(best, times->second.mean());
       if (us < least) {
-        chosen = &measured;
         least = us;
+        chosen = times->second.mean();
       }
-      best = std::min(best, measured.mean());
     }
-    Regret& regret = chosen->row->equal_lengths() ? equal : unequal;
-    regret.add(chosen->mean() / best - 1, name);
+    (row.equal_lengths() ? equal : unequal).add(chosen / best - 1, least <= least_of_all, name);
   }
   return equal.text("equal") + unequal.text("unequal");
 }

@@ -16,8 +16,9 @@ namespace gdnflow::apps {
 /// out. Errors: gdnflow::Error (invalid_argument) for rows of several GPUs, or too few.
 CostTable fit_costs(const std::vector<CostRow>& rows);
 
-/// A line a form with factors and residuals, and how far the form that the table would choose is
-/// from the best one measured, over the cases of the rows: of equal lengths and of others.
+/// A line a form with factors and residuals, and how far the one that the table would choose among
+/// those measured is from the best of them, over the cases of the rows: of equal lengths and of
+/// others.
 std::string describe_fit(const CostTable& table, const std::vector<CostRow>& rows);
 
 }  // namespace gdnflow::apps

@@ -369,7 +369,7 @@ TEST_CASE("a table is read as it was written, and refused with what is wrong")
                [] { parse_cost_table("x", "1"); });
 }
 
-TEST_CASE("on the rows measured with equal lengths, the choice is within 5 % of the best")
+TEST_CASE("on rows with equal lengths, the choice among forms measured is within 5 % of the best")
 {
   // commit,gpu,capability,multiprocessors,case,pipeline,options,core_ms,forward_ms
   std::ifstream file(GDNFLOW_TEST_DATA "/../docs/results/h200_cost_rows.csv");
