@@ -143,6 +143,8 @@ Outputs outputs_from(const po::variables_map& arguments) {
       outputs.markdown->is_stdout()) {
     throw UsageError("--json, --markdown: expected one of them on standard output, got both");
   }
+  check_files_apart(arguments, {"cases", "from", "fit"},
+                    {"csv", "json", "markdown", "svg", "results", "tune", "rows"});
   if (has(arguments, "commit")) outputs.commit = text(arguments, "commit");
   for (const char* named : {"results", "rows"}) {
     if (has(arguments, named) && outputs.commit.empty()) {
@@ -437,6 +439,11 @@ void tune(const std::vector<CostRow>& rows, const po::variables_map& arguments) 
 int run(const po::variables_map& arguments) {
   const Outputs outputs = outputs_from(arguments);
   if (has(arguments, "fit")) {
+    for (const auto& [name, value] : arguments) {
+      if (name != "fit" && name != "tune" && !value.defaulted()) {
+        throw UsageError(fmt::format("--{}: expected without --fit, which measures nothing", name));
+      }
+    }
     std::vector<CostRow> rows;
     for (const std::string& path : arguments["fit"].as<std::vector<std::string>>()) {
       std::vector<CostRow> more = cost_rows_from(path, read_file(path));

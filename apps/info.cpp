@@ -308,6 +308,7 @@ void print_everything(const Question& question, const std::optional<Plan>& plan)
 }
 
 int run(const po::variables_map& arguments) {
+  check_files_apart(arguments, {"costs"}, {"json"});
   Question question;
   question.device = device_from(arguments);
   const std::unique_ptr<MultiprocessorLimit> limit = limited_device(arguments, question.device);

@@ -391,6 +391,7 @@ int run(const po::variables_map& arguments) {
   const std::int64_t repeats = has(arguments, "repeats")         ? count(arguments, "repeats", 1)
                                : device.type == DeviceType::host ? 1
                                                                  : 20;
+  check_files_apart(arguments, {"input", "costs"}, {"output", "json"});
   std::optional<OutputTarget> json;
   if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
   if (json) json->check();

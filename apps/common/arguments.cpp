@@ -6,7 +6,9 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 
 namespace gdnflow::apps {
 
@@ -28,6 +30,46 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
     numbers.push_back(parse_integer(option, piece, least));
   }
   return numbers;
+}
+
+void check_files_apart(const po::variables_map& arguments,
+                       std::initializer_list<const char*> inputs,
+                       std::initializer_list<const char*> outputs) {
+  namespace fs = std::filesystem;
+  struct File {
+    const char* option;
+    fs::path path;
+    const char* use;
+  };
+  std::vector<File> taken;
+  // By what it is, not by what it is called; a file that does not exist yet has only its name.
+  const auto add = [&](const char* option, const std::string& name, const char* use) {
+    if (name == "-") return;
+    std::error_code ignored;
+    if (fs::exists(name, ignored) && !fs::is_regular_file(name, ignored)) return;
+    taken.push_back({option, fs::weakly_canonical(name, ignored), use});
+  };
+  for (const char* option : inputs) {
+    if (!has(arguments, option)) continue;
+    if (const auto* list = boost::any_cast<std::vector<std::string>>(&arguments[option].value())) {
+      for (const std::string& name : *list) add(option, name, "reads");
+    } else {
+      add(option, text(arguments, option), "reads");
+    }
+  }
+  for (const char* option : outputs) {
+    if (!has(arguments, option)) continue;
+    const std::size_t before = taken.size();
+    add(option, text(arguments, option), "writes");
+    if (taken.size() == before) continue;
+    for (std::size_t i = 0; i < before; ++i) {
+      if (taken[i].path == taken.back().path) {
+        throw UsageError(fmt::format("--{}: expected a file of its own, got '{}', which --{} {}",
+                                     option, text(arguments, option), taken[i].option,
+                                     taken[i].use));
+      }
+    }
+  }
 }
 
 std::int64_t count(const po::variables_map& arguments, const char* name, std::int64_t least) {

@@ -8,6 +8,7 @@
 #include "common/program.hpp"
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,6 +28,12 @@ std::int64_t parse_integer(std::string_view option, std::string_view value, std:
 /// "28672,4096".
 std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view value,
                                          std::int64_t least);
+
+/// Refuses an output that is one of the files read, or another output: its contents would be lost.
+/// Options that are not given, standard output ("-") and devices pass.
+void check_files_apart(const po::variables_map& arguments,
+                       std::initializer_list<const char*> inputs,
+                       std::initializer_list<const char*> outputs);
 
 /// A count given as an integer option, checked against its least value.
 std::int64_t count(const po::variables_map& arguments, const char* name, std::int64_t least);

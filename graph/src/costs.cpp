@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <concepts>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -238,6 +240,13 @@ CostTable parse_cost_table(std::string_view name, std::string_view text) {
 }
 
 CostTable read_cost_table(const std::string& path) {
+  std::error_code failure;
+  const std::filesystem::file_status status = std::filesystem::status(path, failure);
+  if (failure || !std::filesystem::is_regular_file(status)) {
+    throw Error(ErrorCode::io,
+                fmt::format("cost table {}: expected a file, got {}", path,
+                            std::filesystem::exists(status) ? "something else" : "nothing there"));
+  }
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file) throw Error(ErrorCode::io, fmt::format("cost table {}: cannot be read", path));

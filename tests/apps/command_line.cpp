@@ -9,8 +9,10 @@
 
 using gdnflow::test::golden;
 using gdnflow::test::Outcome;
+using gdnflow::test::read_text;
 using gdnflow::test::run;
 using gdnflow::test::TemporaryFolder;
+using gdnflow::test::write_text;
 
 namespace {
 
@@ -181,4 +183,21 @@ TEST_CASE("run refuses a missing input, a wrong file and wrong names")
   check_refusal("run", {"--input", layer, "--tolerance", "-1"}, "--tolerance");
   check_refusal("run", {"--input", layer, "--output", "/no/such/folder/o"}, "/no/such/folder");
   check_refusal("run", {"--input", layer, "--repeats", "0"}, "--repeats");
+}
+
+TEST_CASE("an output that is an input, or another output, is refused and nothing is lost")
+{
+  const TemporaryFolder folder;
+  const std::string cases = folder / "cases.csv";
+  const std::string text = "lengths,qk_heads,v_heads\n10,1,2\n";
+  write_text(cases, text);
+  check_refusal("ablate", {"--cases", cases, "--csv", cases}, "which --cases reads");
+  check_refusal("ablate", {"--cases", cases, "--json=" + (folder / "./cases.csv")},
+                "which --cases reads");
+  check_refusal("ablate", {"--csv", folder / "new", "--json=" + (folder / "new")},
+                "which --csv writes");
+  check_refusal("run", {"--input", cases, "--output", cases}, "which --input reads");
+  check_refusal("info", {"--explain", "--costs", cases, "--json=" + cases}, "which --costs reads");
+  check_refusal("replay", {"--costs", cases, "--json=" + cases}, "which --costs reads");
+  CHECK(read_text(cases) == text);
 }

@@ -121,6 +121,8 @@ TEST_CASE("tuning refuses what it cannot be done with, in one line")
   refuse({"--tune", table, "--rows", rows}, "--rows: expected --commit SHA");
   refuse({"--tune", table, "--json"}, "--tune: expected --json");
   refuse({"--fit", folder / "none.csv", "--tune", table}, "none.csv");
+  refuse({"--fit", rows, "--tune", table, "--seconds", "1"}, "--seconds: expected without --fit");
+  refuse({"--fit", rows, "--tune", folder / "./rows.csv"}, "which --fit reads");
   refuse_row("x,G,90,10,64_1_2,mine,,0.1", "rows.csv:2: expected 9 fields");
   refuse_row("x,G,90,10,short,mine,,0.1,0.2", "rows.csv:2: case:");
   refuse_row("x,G,90,10,64_3_2,mine,,0.1,0.2", "rows.csv:2: case:");
