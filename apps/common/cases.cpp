@@ -79,10 +79,14 @@ std::int64_t Case::tokens() const {
   return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
 }
 
+bool equal_lengths(std::span<const std::int64_t> lengths) {
+  return std::all_of(lengths.begin(), lengths.end(),
+                     [&](std::int64_t length) { return length == lengths.front(); });
+}
+
 std::string lengths_text(std::span<const std::int64_t> lengths) {
-  const bool equal = std::all_of(lengths.begin(), lengths.end(),
-                                 [&](std::int64_t length) { return length == lengths.front(); });
-  if (equal && lengths.size() > 1) return fmt::format("{}x{}", lengths.size(), lengths.front());
+  if (equal_lengths(lengths) && lengths.size() > 1)
+    return fmt::format("{}x{}", lengths.size(), lengths.front());
   return fmt::format("{}", fmt::join(lengths, "+"));
 }
 

@@ -60,6 +60,7 @@ Case case_of(std::span<const std::int64_t> lengths, std::int32_t qk_heads, std::
 /// common factor so that at most `most_v_heads` value heads remain where the ratio allows it.
 Case scaled_down(const Case& original, std::int64_t most_tokens, std::int32_t most_v_heads);
 
+bool equal_lengths(std::span<const std::int64_t> lengths);
 /// "8192", "4x8192" for equal lengths, "28672+4096".
 std::string lengths_text(std::span<const std::int64_t> lengths);
 

@@ -87,10 +87,7 @@ class RowReader {
 
 }  // namespace
 
-bool CostRow::equal_lengths() const {
-  return std::all_of(lengths.begin(), lengths.end(),
-                     [&](std::int64_t length) { return length == lengths.front(); });
-}
+bool CostRow::equal_lengths() const { return apps::equal_lengths(lengths); }
 
 Problem CostRow::problem() const {
   Problem problem;
