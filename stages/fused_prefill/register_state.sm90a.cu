@@ -32,14 +32,12 @@
 #include <gdnflow/stage.hpp>
 
 #include "checkpoints.cuh"
-#include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
 #include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
 #include "device/half.cuh"
 #include "device/matrix_io.cuh"
 #include "device/state_io.cuh"
-#include "device/tensor_map.hpp"
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
@@ -69,17 +67,7 @@ enum Meeting : int {
   within_output,
 };
 
-struct Params {
-  CUtensorMap q, k, v, a, o;              // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
-  device::Scalars<const float> g_cumsum;  // [T, Hv]
-  device::Scalars<const float> beta;      // [T, Hv]
-  device::Rows<void> o_rows;              // [T, Hv, 128], for chunks that are not full
-  device::ChunkTable chunks;
-  const std::int32_t* checkpoint_offsets;  // [N+1], or null
-  device::StatePorts state;
-  device::Heads heads;
-  float scale;
-};
+using Params = Sm90Params;
 
 template <int Groups>
 struct Config {
@@ -271,10 +259,9 @@ __device__ constexpr std::uint32_t dim_offset(int step) {
   return step / 4 * panel_bytes + step % 4 * 32;
 }
 
-// S^T as the A operand of a step over d_k.
+// The accumulators from `x` on, rounded, as the A operand of a step.
 template <class Element>
-__device__ __forceinline__ void pack_state(std::uint32_t (&to)[4], const State& state, int step) {
-  const float* const x = &state[step / 4][step % 4 * 8];
+__device__ __forceinline__ void pack_step(std::uint32_t (&to)[4], const float* x) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) to[i] = device::pack<Element>(x[2 * i], x[2 * i + 1]);
 }
@@ -335,15 +322,6 @@ __device__ __forceinline__ void pack_decayed(std::uint32_t (&to)[4], const Accum
     const float2& f = factor[i / 2];
     to[i] =
         device::pack<Element>(f.x * values[8 * step + 2 * i], f.y * values[8 * step + 2 * i + 1]);
-  }
-}
-
-template <class Element>
-__device__ __forceinline__ void pack_values(std::uint32_t (&to)[4], const Accumulators& values,
-                                            int step) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    to[i] = device::pack<Element>(values[8 * step + 2 * i], values[8 * step + 2 * i + 1]);
   }
 }
 
@@ -418,7 +396,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
   const auto multiply_keys = [&](std::uint64_t k, int half) {
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step)
-      pack_state<Element>(s[step], state, step);
+      pack_step<Element>(s[step], &state[step / 4][step % 4 * 8]);
     store_fragments(&s[4 * half], state_copy, half * half_offset);
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step) {
@@ -494,7 +472,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
     Fragments plain;
 #pragma unroll
     for (int step = 0; step < steps_of_rows; ++step) {
-      pack_values<Element>(plain[step], values, step);
+      pack_step<Element>(plain[step], &values[8 * step]);
     }
     store_fragments(plain, value_copy, value_panel);
   };
@@ -763,20 +741,7 @@ void with_form(const VariantQuery& query, F&& f) {
 
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
-  Params params{};
-  params.q = device::tile_map(call["q"], rows);
-  params.k = device::tile_map(call["k"], rows);
-  params.v = device::tile_map(call["v"], rows);
-  params.a = device::tile_map(call["A"], rows);
-  params.o = device::tile_map(call["o"], rows);
-  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
-  params.beta = device::Scalars<const float>(call["beta"]);
-  params.o_rows = device::Rows<void>(call["o"]);
-  params.chunks = chunk_table(call);
-  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
-  params.state = device::StatePorts(call);
-  params.heads = device::Heads(call.problem);
-  params.scale = call.problem.effective_scale();
+  const Params params = sm90_params(call);
   with_form(query, [&]<class Element, int Groups>() {
     const auto kernel = params.state.checkpoint_chunks > 0
                             ? register_state_kernel<Element, Groups, true>

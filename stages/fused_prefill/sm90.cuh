@@ -2,7 +2,10 @@
 
 #include <gdnflow/stage.hpp>
 
+#include "cuda_tiles.cuh"
 #include "cuda_variant.hpp"
+#include "device/state_io.cuh"
+#include "device/tensor_map.hpp"
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
@@ -23,6 +26,37 @@ inline constexpr int panel_bytes = rows * 128;   // 64 rows x 64 columns
 inline constexpr int steps_of_rows = rows / 16;  // WGMMA steps over tokens
 inline constexpr int steps_of_dim = dim / 16;    // over d_k
 inline constexpr std::size_t shared_limit = 227 * 1024;
+
+/// What the kernels read and write.
+struct Sm90Params {
+  CUtensorMap q, k, v, a, o;              ///< [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
+  device::Scalars<const float> g_cumsum;  ///< [T, Hv]
+  device::Scalars<const float> beta;      ///< [T, Hv]
+  device::Rows<void> o_rows;              ///< [T, Hv, 128], for chunks that are not full
+  device::ChunkTable chunks;
+  const std::int32_t* checkpoint_offsets;  ///< [N+1], or null
+  device::StatePorts state;
+  device::Heads heads;
+  float scale;
+};
+
+inline Sm90Params sm90_params(const StageCall& call) {
+  Sm90Params params{};
+  params.q = device::tile_map(call["q"], rows);
+  params.k = device::tile_map(call["k"], rows);
+  params.v = device::tile_map(call["v"], rows);
+  params.a = device::tile_map(call["A"], rows);
+  params.o = device::tile_map(call["o"], rows);
+  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
+  params.beta = device::Scalars<const float>(call["beta"]);
+  params.o_rows = device::Rows<void>(call["o"]);
+  params.chunks = chunk_table(call);
+  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
+  params.state = device::StatePorts(call);
+  params.heads = device::Heads(call.problem);
+  params.scale = call.problem.effective_scale();
+  return params;
+}
 
 /// What a block works on: a sequence and a value head, or `Tile` of its value columns.
 struct Work {

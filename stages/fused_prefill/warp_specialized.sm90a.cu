@@ -32,13 +32,11 @@
 #include <gdnflow/stage.hpp>
 
 #include "checkpoints.cuh"
-#include "cuda_tiles.cuh"
 #include "device/barrier.cuh"
 #include "device/gates.cuh"
 #include "device/half.cuh"
 #include "device/matrix_io.cuh"
 #include "device/state_io.cuh"
-#include "device/tensor_map.hpp"
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
@@ -69,16 +67,7 @@ enum Meeting : int {
   within_output,
 };
 
-struct Params {
-  CUtensorMap q, k, v, a, o;              // [T, H, 128], A [T, Hv, 64]; boxes of 64 columns
-  device::Scalars<const float> g_cumsum;  // [T, Hv]
-  device::Scalars<const float> beta;      // [T, Hv]
-  device::Rows<void> o_rows;              // [T, Hv, 128], for chunks that are not full
-  device::ChunkTable chunks;
-  const std::int32_t* checkpoint_offsets;  // [N+1], or null
-  device::StatePorts state;
-  device::Heads heads;
-  float scale;
+struct Params : Sm90Params {
   int stages;         // of the ring: 1 or 2
   bool convert_a;     // fold beta into A instead of R
   bool split_finish;  // the state group waits for V'd alone, not for V' as well
@@ -592,23 +581,8 @@ Step launch(const Params& params, std::int64_t grid) {
 
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
-  Params params{};
-  params.q = device::tile_map(call["q"], rows);
-  params.k = device::tile_map(call["k"], rows);
-  params.v = device::tile_map(call["v"], rows);
-  params.a = device::tile_map(call["A"], rows);
-  params.o = device::tile_map(call["o"], rows);
-  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
-  params.beta = device::Scalars<const float>(call["beta"]);
-  params.o_rows = device::Rows<void>(call["o"]);
-  params.chunks = chunk_table(call);
-  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
-  params.state = device::StatePorts(call);
-  params.heads = device::Heads(call.problem);
-  params.scale = call.problem.effective_scale();
-  params.stages = static_cast<int>(call.option("stages", most_stages));
-  params.convert_a = call.option("convert_a", 0) != 0;
-  params.split_finish = call.option("split_finish", 1) != 0;
+  const Params params{sm90_params(call), static_cast<int>(call.option("stages", most_stages)),
+                      call.option("convert_a", 0) != 0, call.option("split_finish", 1) != 0};
   const bool bf16 = call.problem.activation == DType::bf16;
   const bool whole = value_tile(query) == dim;
   const std::int64_t grid = blocks(query);
