@@ -6,6 +6,7 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
+#include "device/dependent_launch.cuh"
 #include "device/prefix.cuh"
 
 namespace gdnflow::stages::chunk_index {
@@ -57,6 +58,8 @@ __device__ int4 row_of(const Params& p, std::int32_t chunk) {
 __global__ void __launch_bounds__(Config::threads)
     fill_chunk_table(const __grid_constant__ Params p) {
   const std::int64_t row = std::int64_t{blockIdx.x} * Config::threads + threadIdx.x;
+  device::wait_for_predecessors();
+  device::allow_successors();
   if (row >= p.rows) return;
   const std::int32_t chunks = p.chunk_offsets[p.sequences];
   p.chunk_table[row] =
@@ -94,9 +97,11 @@ void steps(const StageCall& call, StepList& out) {
   params.rows = max_chunks(call.problem, call.capacity);
   params.sequences = scan.sequences;
   params.wide_index = scan.wide_index;
-  out.push_back(kernel_step("chunk_index", fill_chunk_table,
-                            grid_of(blocks(call.problem, call.capacity)), {Config::threads}, 0,
-                            params));
+  Step step =
+      kernel_step("chunk_index", fill_chunk_table, grid_of(blocks(call.problem, call.capacity)),
+                  {Config::threads}, 0, params);
+  std::get<KernelLaunch>(step.work).programmatic = call.device.capability >= 90;
+  out.push_back(step);
 }
 
 }  // namespace

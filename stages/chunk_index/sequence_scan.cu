@@ -1,125 +1,23 @@
-// starts[n] = max over m <= n of clamp(cu_seqlens[m], 0, T); the other outputs are exclusive sums
-// over the sequences. A scan by one block: 1024 sequences a pass, and a carry from pass to pass.
-// Few sequences, the usual case, are one pass; a million are a thousand passes of some 2 us.
+// The scan over sequences as a launch of its own, by one block. Few sequences, the usual case, are
+// one pass; a million are a thousand passes of some 2 us.
 
 #include <gdnflow/stage.hpp>
 
-#include "chunk_index/sequence_scan.hpp"
+#include "chunk_index/sequence_scan.cuh"
 #include "cuda_variant.hpp"
-#include "device/prefix.cuh"
-
-#include <cub/block/block_scan.cuh>
+#include "device/dependent_launch.cuh"
 
 namespace gdnflow::stages {
 namespace {
 
-struct Config {
-  static constexpr int threads = 256;
-  static constexpr int items = 4;
-  static constexpr int per_pass = threads * items;
-};
-
-/// What is summed over sequences.
-struct Counts {
-  std::int32_t chunks = 0;
-  std::int32_t checkpoints = 0;
-  std::int32_t sequences = 0;
-
-  friend __device__ Counts operator+(const Counts& a, const Counts& b) {
-    return {a.chunks + b.chunks, a.checkpoints + b.checkpoints, a.sequences + b.sequences};
-  }
-};
-
-struct Larger {
-  __device__ std::int32_t operator()(std::int32_t a, std::int32_t b) const { return max(a, b); }
-};
-struct Sum {
-  __device__ Counts operator()(const Counts& a, const Counts& b) const { return a + b; }
-};
-
-using MaxScan = cub::BlockScan<std::int32_t, Config::threads>;
-using CountScan = cub::BlockScan<Counts, Config::threads>;
-
-struct SharedStorage {
-  union {
-    typename MaxScan::TempStorage max;
-    typename CountScan::TempStorage counts;
-  };
-};
-
-/// cu_seqlens[n] within [0, T]; dense sequences have T / N tokens each.
-__device__ std::int32_t boundary(const SequenceScan& p, std::int64_t n) {
-  if (p.cu_seqlens == nullptr) return static_cast<std::int32_t>(n * (p.tokens / p.sequences));
-  const std::int64_t value = device::load_index(p.cu_seqlens, p.wide_index, n);
-  return static_cast<std::int32_t>(min(max(value, std::int64_t{0}), p.tokens));
-}
-
-__device__ Counts counts_of(const SequenceScan& p, std::int64_t n, std::int32_t tokens) {
-  if (tokens == 0) return {};
-  const std::int64_t prefix = device::safe_prefix(p.prefix_lens, p.wide_index, n);
-  const auto in_first = static_cast<std::int32_t>(prefix % chunk_tokens);
-  Counts counts;
-  counts.chunks = static_cast<std::int32_t>((in_first + std::int64_t{tokens} + chunk_tokens - 1) /
-                                            chunk_tokens);
-  if (p.checkpoint_interval > 0) {
-    counts.checkpoints = static_cast<std::int32_t>((prefix + tokens) / p.checkpoint_interval -
-                                                   prefix / p.checkpoint_interval);
-  }
-  counts.sequences = 1;
-  return counts;
-}
-
-__device__ void write_offsets(const SequenceScan& p, std::int64_t n, std::int32_t start,
-                              const Counts& before) {
-  p.starts[n] = start;
-  if (p.chunk_offsets != nullptr) p.chunk_offsets[n] = before.chunks;
-  if (p.checkpoint_offsets != nullptr) p.checkpoint_offsets[n] = before.checkpoints;
-}
-
-__global__ void __launch_bounds__(Config::threads)
+__global__ void __launch_bounds__(scan::Config::threads)
     sequence_scan_kernel(const __grid_constant__ SequenceScan p) {
-  __shared__ SharedStorage shared;
-  const std::int32_t first = boundary(p, 0);
-  std::int32_t reached = first;  // the largest boundary of the passes before
-  Counts counted{};              // and their sums
-  for (std::int64_t base = 0; base < p.sequences; base += Config::per_pass) {
-    const std::int64_t mine = base + threadIdx.x * Config::items;
-    std::int32_t end[Config::items];  // of each sequence, as given
-    std::int32_t start[Config::items];
-#pragma unroll
-    for (int i = 0; i < Config::items; ++i) {
-      end[i] = mine + i < p.sequences ? boundary(p, mine + i + 1) : 0;
-    }
-    std::int32_t furthest = 0;
-    MaxScan(shared.max).ExclusiveScan(end, start, 0, Larger{}, furthest);
-    __syncthreads();  // the two scans share memory
-    Counts counts[Config::items];
-    Counts before[Config::items];
-#pragma unroll
-    for (int i = 0; i < Config::items; ++i) {
-      start[i] = max(start[i], reached);
-      const std::int32_t tokens = max(end[i] - start[i], 0);
-      counts[i] = mine + i < p.sequences ? counts_of(p, mine + i, tokens) : Counts{};
-    }
-    Counts total{};
-    CountScan(shared.counts).ExclusiveScan(counts, before, Counts{}, Sum{}, total);
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < Config::items; ++i) {
-      if (mine + i < p.sequences) write_offsets(p, mine + i, start[i], counted + before[i]);
-    }
-    reached = max(reached, furthest);
-    counted = counted + total;
-  }
-  if (threadIdx.x == 0) {
-    write_offsets(p, p.sequences, reached, counted);
-    if (p.chunk_counts != nullptr) {
-      p.chunk_counts[0] = counted.chunks;
-      p.chunk_counts[1] = reached - first;
-      p.chunk_counts[2] = counted.checkpoints;
-      p.chunk_counts[3] = counted.sequences;
-    }
-  }
+  __shared__ scan::SharedStorage shared;
+  device::allow_successors();
+  const scan::Sequence end = scan::scan_sequences(
+      p, shared, [&](const scan::Sequence& sequence) { scan::write_offsets(p, sequence); },
+      [](const scan::Sequence&, std::int64_t) {});
+  if (threadIdx.x == 0) scan::write_end(p, end);
 }
 
 }  // namespace
@@ -135,7 +33,8 @@ SequenceScan sequence_scan(const StageCall& call) {
 }
 
 Step sequence_scan_step(const SequenceScan& scan) {
-  return kernel_step("sequence_scan", sequence_scan_kernel, grid_of(1), {Config::threads}, 0, scan);
+  return kernel_step("sequence_scan", sequence_scan_kernel, grid_of(1), {scan::Config::threads}, 0,
+                     scan);
 }
 
 std::int64_t sequence_starts_bytes(std::int64_t sequences) {

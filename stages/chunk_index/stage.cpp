@@ -5,6 +5,7 @@ namespace gdnflow::stages::chunk_index {
 Variant host();
 #if GDNFLOW_WITH_CUDA
 Variant naive();
+Variant one_launch();
 #endif
 
 Stage stage() {
@@ -17,6 +18,7 @@ Stage stage() {
        out("checkpoint_offsets", TypeRule::i32, {"N+1"}), out("chunk_counts", TypeRule::i32, {4})},
       {
 #if GDNFLOW_WITH_CUDA
+          one_launch(),
           naive(),
 #endif
           host(),
