@@ -6,6 +6,7 @@ option(GDNFLOW_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(GDNFLOW_BUILD_FUZZERS "Build the fuzzers: clang with libFuzzer" OFF)
 option(GDNFLOW_INSTALL "Make the install rules" ON)
 option(GDNFLOW_OPENMP "Run host stages in parallel" ON)
+option(GDNFLOW_DELAY_ROLES "For tests: delay the roles of kernels at random and poison what they give back" OFF)
 option(GDNFLOW_WERROR "Treat warnings as errors" OFF)
 option(GDNFLOW_PORTABLE "Link Boost and the runtimes of C++ and OpenMP statically, for programs that move" OFF)
 set(GDNFLOW_SANITIZE "" CACHE STRING "Sanitizers for host code, e.g. 'address,undefined' or 'thread'")
@@ -45,6 +46,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 # Parallel loops run over heads and sequences, so Eigen's products stay on one thread.
 target_compile_definitions(gdnflow_flags INTERFACE EIGEN_DONT_PARALLELIZE)
+if(GDNFLOW_DELAY_ROLES)
+  target_compile_definitions(gdnflow_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:GDNFLOW_DELAY_ROLES=1>)
+endif()
 if(GDNFLOW_WERROR)
   target_compile_options(gdnflow_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)

@@ -10,6 +10,18 @@
 
 namespace gdnflow::device {
 
+/// In a build with GDNFLOW_DELAY_ROLES, sleeps at random, up to two microseconds, in front of each
+/// meeting: roles come in every order that barriers allow, and a missing one shows. Else nothing.
+__device__ __forceinline__ void delay_role() {
+#if GDNFLOW_DELAY_ROLES
+  std::uint32_t clock;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+  const std::uint32_t mixed = (clock + threadIdx.x / 32 * 0x9e3779b9U) * 0x85ebca6bU;
+  const std::uint32_t draw = __shfl_sync(~0U, mixed >> 16, 0);
+  if (draw % 4 == 0) __nanosleep(draw % 2048);
+#endif
+}
+
 /// An mbarrier in shared memory. Phases alternate: `wait(parity)` returns once the phase with that
 /// parity has completed.
 struct Barrier {
@@ -31,6 +43,7 @@ struct Barrier {
         : "memory");
   }
   __device__ __forceinline__ void wait(std::uint32_t parity) {
+    delay_role();
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
@@ -48,6 +61,22 @@ __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/// In a build with GDNFLOW_DELAY_ROLES, fills a stage of a ring that consumers have given back with
+/// NaN, by a warp: whoever still reads it shows. Else nothing.
+template <class Stage>
+__device__ __forceinline__ void poison_freed(Stage& stage) {
+#if GDNFLOW_DELAY_ROLES
+  auto* const words = reinterpret_cast<uint4*>(&stage);
+  for (unsigned i = threadIdx.x % 32; i < sizeof(Stage) / sizeof(uint4); i += 32) {
+    words[i] = make_uint4(~0U, ~0U, ~0U, ~0U);
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+#else
+  static_cast<void>(stage);
+#endif
+}
+
 /// Orders this thread's stores to shared memory before later reads by WGMMA and TMA; a barrier
 /// must follow.
 __device__ __forceinline__ void fence_async_proxy() {
@@ -56,10 +85,12 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 /// Waits on named barrier `id` until `threads` threads have arrived at it or wait on it.
 __device__ __forceinline__ void named_sync(int id, int threads) {
+  delay_role();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 /// Arrives at named barrier `id` without waiting.
 __device__ __forceinline__ void named_arrive(int id, int threads) {
+  delay_role();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -134,6 +134,7 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Tile>& sha
     Gates& gates = shared.gates[slot.index];
     Barrier& full = shared.full[slot.index];
     shared.empty[slot.index].wait(slot.phase ^ 1);
+    device::poison_freed(stage);
     if (lane == 0) {
       full.arrive_expect(Config<Tile>::load_bytes);
       for (int c = 0; c < 2; ++c) {
