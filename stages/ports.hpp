@@ -55,6 +55,16 @@ inline Port checkpoint_offsets() {
   return optional(in("checkpoint_offsets", TypeRule::i32, {"N+1"}));
 }
 
+/// Segments, for a stage that can make use of them.
+inline std::vector<Port> segment_ports() {
+  return {
+      optional(in("segment_slots", TypeRule::i32, {"NS", 4})),
+      optional(in("segment_starts", TypeRule::i32, {"NS", "Hv"})),
+      optional(in("segment_bounds", TypeRule::f32, {"NS", "Hv"})),
+      optional(port("segment_marks", Direction::inout, TypeRule::i32, {"NM", "Hv"})),
+  };
+}
+
 /// Lists of ports, one behind another.
 template <class... Lists>
 std::vector<Port> ports(std::vector<Port> first, const Lists&... rest) {

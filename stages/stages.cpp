@@ -5,10 +5,10 @@
 
 namespace gdnflow {
 
-#define GDNFLOW_STAGES(apply)                                                                  \
-  apply(chunk_index) apply(qk_norm) apply(gate) apply(chunk_cumsum) apply(kkt_solve) apply(wu) \
-      apply(chunk_state) apply(residual_state) apply(chunk_output) apply(fused_prefill)        \
-          apply(one_pass) apply(zero_padding)
+#define GDNFLOW_STAGES(apply)                                                                 \
+  apply(chunk_index) apply(qk_norm) apply(gate) apply(chunk_cumsum) apply(segments)           \
+      apply(kkt_solve) apply(wu) apply(chunk_state) apply(residual_state) apply(chunk_output) \
+          apply(fused_prefill) apply(one_pass) apply(zero_padding)
 
 #define GDNFLOW_DECLARE(name) \
   namespace stages::name {    \

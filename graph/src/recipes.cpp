@@ -18,6 +18,7 @@ struct Use {
   std::string_view variant = "";
   bool on_gpu_only =
       false;  ///< elsewhere the stage's list chooses; else the recipe is refused there
+  bool where_supported = false;  ///< left out where no variant serves the problem
 };
 
 /// Composes a recipe's pipeline: declares the external tensors that a problem asks for, renames
@@ -29,6 +30,8 @@ class Composer {
       : builder_(std::string(recipe.id), registry, problem, capacity, device),
         registry_(registry),
         problem_(problem),
+        capacity_(capacity),
+        device_(device),
         overrides_(overrides),
         on_gpu_(device.device.type == DeviceType::cuda) {
     const bool raw = problem.gate == GateForm::raw;
@@ -73,6 +76,7 @@ class Composer {
 
   void add(const Use& recipe, StageUse use = {}) {
     const std::string_view stage = recipe.stage;
+    if (recipe.where_supported && !is_supported(stage)) return;
     if (const auto found = overrides_.find(stage); found != overrides_.end()) {
       use.variant = found->second;
     } else if (!recipe.variant.empty() && (on_gpu_ || !recipe.on_gpu_only)) {
@@ -87,6 +91,13 @@ class Composer {
     builder_.add(stage, std::move(use));
   }
 
+  bool is_supported(std::string_view stage) const {
+    const std::vector<Variant>& variants = registry_.find(stage).variants;
+    return std::any_of(variants.begin(), variants.end(), [&](const Variant& variant) {
+      return supports(variant, {problem_, capacity_, device_, {}}).ok;
+    });
+  }
+
   Pipeline finish() {
     if (problem_.zero_padding) add({"zero_padding"}, {.optional = true});
     return builder_.build();
@@ -96,6 +107,8 @@ class Composer {
   PipelineBuilder builder_;
   const Registry& registry_;
   const Problem& problem_;
+  const Capacity& capacity_;
+  const DeviceInfo& device_;
   const VariantOverrides& overrides_;
   bool on_gpu_;
   std::map<std::string, std::string> names_;
@@ -141,7 +154,8 @@ constexpr std::array<Use, 1> fused_64{{{"fused_prefill", "fused-64"}}};
 constexpr std::array<Use, 1> fused_128{{{"fused_prefill", "fused-128"}}};
 constexpr std::array<Use, 1> fused_128x512{{{"fused_prefill", "fused-128x512"}}};
 constexpr std::array<Use, 1> warp_specialized{{{"fused_prefill", "warp-specialized"}}};
-constexpr std::array<Use, 1> register_state{{{"fused_prefill", "register-state"}}};
+constexpr std::array<Use, 2> register_state{
+    {{"segments", "", false, true}, {"fused_prefill", "register-state"}}};
 
 constexpr std::array<Recipe, 10> ladder{{
     {"naive", "one kernel a formula: W and U are formed, then states, then outputs",

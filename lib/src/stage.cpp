@@ -53,6 +53,10 @@ std::optional<std::int64_t> evaluate(const Extent& extent, const Problem& p, con
     value = c.max_sequences;
   } else if (s == "NC") {
     value = max_chunks(p, c);
+  } else if (s == "NS") {
+    value = c.max_sequences + most_cuts;
+  } else if (s == "NM") {
+    value = max_chunks(p, c) / segment_grain + c.max_sequences + 1;
   } else if (s == "C") {
     value = chunk_tokens;
   } else if (s == "Hqk") {

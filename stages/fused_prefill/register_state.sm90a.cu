@@ -41,6 +41,7 @@
 #include "device/tma.cuh"
 #include "device/views.cuh"
 #include "device/wgmma.cuh"
+#include "segments/plan.hpp"
 #include "sm90.cuh"
 
 #include <algorithm>
@@ -67,7 +68,37 @@ enum Meeting : int {
   within_output,
 };
 
-using Params = Sm90Params;
+// Segments, as gdnflow/stages.hpp has them.
+struct SegmentPlan {
+  const segments::Slot* slots;
+  const std::int32_t* starts;
+  const float* log2_bounds;
+  std::uint32_t* marks;
+  std::int32_t capacity;  // slots to look at
+
+  // Where max |S| in front of a chunk of a sequence is recorded, for head 0.
+  __device__ __forceinline__ static std::int64_t mark(std::int32_t sequence, std::int32_t first,
+                                                      std::int32_t chunk) {
+    constexpr auto grain = static_cast<std::int32_t>(segment_grain);
+    return std::int64_t{first / grain} + sequence + (chunk - first) / grain;
+  }
+};
+
+struct Params : Sm90Params {
+  SegmentPlan segments;
+  // Where final states of cut sequences wait, [U, Hv, 128, 128]: a pool that initial states lie in
+  // may be written only when no segment needs them any more. Null: the pools have nothing in
+  // common.
+  device::StatePool waiting;
+};
+
+// What a kernel does besides. Each costs instructions in the loop, so each is a kernel of its own.
+enum class Form : int {
+  plain,        // sequences in one piece
+  checkpoints,  // the same, with checkpoints
+  segments,     // segments, with checkpoints where there are any
+  repair,       // in one piece those heads of sequences whose segments do not pass the check
+};
 
 template <int Groups>
 struct Config {
@@ -117,6 +148,95 @@ static_assert(sizeof(SharedStorage<1>) <= shared_limit);
 static_assert(sizeof(SharedStorage<2>) <= shared_limit);
 
 // ---------------------------------------------------------------------------------------------
+// Work.
+
+struct Task : Work {
+  int lead = 0;            // chunks in front of the segment, of which only the state is kept
+  bool from_start = true;  // first_chunk is the sequence's first: the initial state is the state
+  bool to_end = true;      // the last chunk is the sequence's last: the state is the final state
+  std::int32_t first = 0;  // the sequence's first chunk
+  std::int32_t first_number = 0;  // of the sequence's first chunk
+  std::int64_t waiting_row = -1;  // of the final state, where it has to wait
+};
+
+// Whether a segment's start holds: what it cut off is below the resolution of what it has. A NaN
+// on either side does not.
+__device__ __forceinline__ bool holds(const SegmentPlan& plan, const device::Heads& heads, int head,
+                                      int number, std::int32_t first) {
+  const std::int64_t entry = std::int64_t{number} * heads.v + head;
+  const segments::Slot slot = plan.slots[number];
+  const auto most = [&](std::int32_t chunk) {
+    return __uint_as_float(
+        plan.marks[SegmentPlan::mark(slot.sequence, first, chunk) * heads.v + head]);
+  };
+  const float before = most(plan.starts[entry]);
+  return before * exp2f(plan.log2_bounds[entry]) <=
+         exp2f(segments::log2_resolution) * most(slot.begin);
+}
+
+// A row for each cut sequence: the slots in front of its last one that are not a sequence's first.
+__device__ __forceinline__ std::int64_t waiting_row(int last_slot, const segments::Slot& slot) {
+  return last_slot - slot.sequence - 1;
+}
+
+// False: this block has nothing to do.
+template <int Tile, Form form>
+__device__ __forceinline__ bool find_task(const Params& p, Task& task) {
+  if constexpr (form == Form::plain || form == Form::checkpoints) {
+    static_cast<Work&>(task) = work_of_block<Tile>(p.chunks, p.heads);
+  } else {
+    constexpr int splits = dim / Tile;
+    const SegmentPlan& plan = p.segments;
+    const unsigned entry = blockIdx.x / splits;
+    task.head = static_cast<int>(entry % p.heads.v);
+    int number = static_cast<int>(entry / p.heads.v);
+    const segments::Slot slot = plan.slots[number];
+    if (slot.sequence < 0) return false;
+    task.sequence = slot.sequence;
+    task.qk_head = p.heads.qk_of(task.head);
+    task.first_column = static_cast<int>(blockIdx.x % splits) * Tile;
+    const auto entry_of = [&](int i) { return std::int64_t{i} * p.heads.v + task.head; };
+    const auto follows = [&](int i) {
+      return i < plan.capacity && plan.slots[i].sequence == slot.sequence;
+    };
+    const std::int32_t first = p.chunks.offsets[slot.sequence];
+    const std::int32_t end = p.chunks.offsets[slot.sequence + 1];
+    if constexpr (form == Form::repair) {
+      if (slot.number > 0) return false;
+      bool passed = true;
+      bool cut = false;
+      while (follows(++number)) {
+        if (plan.starts[entry_of(number)] < 0) continue;
+        cut = true;
+        passed = passed && holds(plan, p.heads, task.head, number, first);
+      }
+      if (passed) {
+        if (cut && p.waiting.data != nullptr) task.waiting_row = waiting_row(number - 1, slot);
+        return task.waiting_row >= 0;
+      }
+      task.first_chunk = first;
+      task.chunks = end - first;
+    } else {
+      const std::int32_t start = plan.starts[entry_of(number)];
+      if (start < 0) return false;
+      std::int32_t last = slot.end;
+      while (follows(++number) && plan.starts[entry_of(number)] < 0) last = plan.slots[number].end;
+      task.first_chunk = start;
+      task.chunks = last - start;
+      task.lead = slot.begin - start;
+      task.from_start = start == first;
+      task.to_end = last == end;
+      if (task.to_end && !(task.from_start && task.lead == 0) && p.waiting.data != nullptr) {
+        task.waiting_row = waiting_row(number - 1, slot);
+      }
+    }
+    task.first = first;
+    if (task.chunks > 0) task.first_number = p.chunks.at(first).number;
+  }
+  return true;
+}
+
+// ---------------------------------------------------------------------------------------------
 // Producer: one warp. Lane 0 starts the copies; every lane turns two tokens' gates into factors.
 // Gates are fetched a chunk ahead, and a sequence's chunks follow one another, so that nothing
 // stands between an empty stage and its copies.
@@ -146,6 +266,7 @@ __device__ void produce(const Params& p, const Work& w, SharedStorage<Groups>& s
     Gates& gates = shared.gates[slot.index];
     Barrier& full = shared.full[slot.index];
     shared.empty[slot.index].wait(slot.phase ^ 1);
+    device::poison_freed(stage);
     if (lane == 0) {
       full.arrive_expect(Config<Groups>::load_bytes);
       for (int c = 0; c < 2; ++c) {
@@ -217,9 +338,9 @@ __device__ __forceinline__ void for_each_state_pair(const device::StateMatrix& m
   }
 }
 
-__device__ __forceinline__ void load_state(const device::StatePorts& ports, const Work& w,
+__device__ __forceinline__ void load_state(const device::StatePorts& ports, const Task& w,
                                            int column, State& state) {
-  const std::int64_t row = ports.initial_row(w.sequence);
+  const std::int64_t row = w.from_start ? ports.initial_row(w.sequence) : -1;
   if (row < 0) {
 #pragma unroll
     for (auto& half : state) {
@@ -336,8 +457,8 @@ __device__ __forceinline__ void clear_rows(std::byte* tile, int panels, int firs
   }
 }
 
-template <class Element, int Groups, bool Checkpoints>
-__device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>& shared,
+template <class Element, int Groups, Form form>
+__device__ void keep_state(const Params& p, const Task& w, SharedStorage<Groups>& shared,
                            int group) {
   using Shape = Config<Groups>;
   const int warp = threadIdx.x % group_threads / 32;
@@ -482,16 +603,39 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
     device::named_arrive(value_ready + i % copies, Shape::meeting_threads);
   };
 
-  const auto store_checkpoint = [&](const device::Chunk& chunk, std::int32_t first_number) {
-    store_state(p.state.checkpoints,
-                checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number), w, column,
-                state);
+  // max |S| in front of chunk i, for the check of segments.
+  const auto record_state = [&](int i) {
+    const std::int32_t chunk = w.first_chunk + i;
+    if (i < w.lead || (chunk - w.first) % static_cast<int>(segment_grain) != 0) return;
+    std::uint32_t most = 0;  // as bits: a NaN is more than any number
+#pragma unroll
+    for (const auto& half : state) {
+#pragma unroll
+      for (const float x : half) most = max(most, __float_as_uint(fabsf(x)));
+    }
+    const std::uint32_t bits = __reduce_max_sync(~0U, most);
+    const std::int64_t mark = SegmentPlan::mark(w.sequence, w.first, chunk);
+    if (threadIdx.x % 32 == 0) atomicMax(&p.segments.marks[mark * p.heads.v + w.head], bits);
+  };
+  // Checkpoint behind chunk i, and what the check of segments needs of the state there.
+  const auto look_at_state = [&](const device::Chunk& chunk, int i, std::int32_t first_number) {
+    if constexpr (form != Form::plain) {
+      if (form == Form::checkpoints || (p.state.checkpoint_chunks > 0 && i >= w.lead)) {
+        store_state(p.state.checkpoints,
+                    checkpoint_row(p.state, p.checkpoint_offsets, chunk, first_number), w, column,
+                    state);
+      }
+    }
+    if constexpr (form == Form::segments) record_state(i + 1);
   };
 
   if (w.chunks > 0) {
     Slot slot;
     wait_for(slot, true);
-    const std::int32_t first_number = shared.gates[0].chunk.number;
+    const std::int32_t first_number = form == Form::segments || form == Form::repair
+                                          ? w.first_number
+                                          : shared.gates[0].chunk.number;
+    if constexpr (form == Form::segments) record_state(0);
     const std::uint64_t first_k =
         device::descriptor_k_major(device::shared_address(shared.stage[0].k));
     load_next(shared.stage[0], shared.gates[0]);
@@ -524,7 +668,7 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
       shared.empty[slot.index].arrive();
       load_next(stage, shared.gates[next.index]);
       multiply_keys(k, 1);
-      if constexpr (Checkpoints) store_checkpoint(chunk, first_number);
+      look_at_state(chunk, i - 1, first_number);
       finish_keys(i);
       slot = next;
     }
@@ -536,9 +680,28 @@ __device__ void keep_state(const Params& p, const Work& w, SharedStorage<Groups>
     device::wgmma_wait<0>();
     device::hold(state[0]);
     device::hold(state[1]);
-    if constexpr (Checkpoints) store_checkpoint(shared.gates[slot.index].chunk, first_number);
+    look_at_state(shared.gates[slot.index].chunk, w.chunks - 1, first_number);
   }
-  store_state(p.state.final, p.state.final_row(w.sequence), w, column, state);
+  if (!w.to_end) return;
+  if (w.waiting_row >= 0) {
+    store_state(p.waiting, w.waiting_row, w, column, state);
+  } else {
+    store_state(p.state.final, p.state.final_row(w.sequence), w, column, state);
+  }
+}
+
+// A final state that has waited, this block's columns of it.
+template <int Groups>
+__device__ void hand_state_on(const Params& p, const Task& w) {
+  const std::int64_t row = p.state.final_row(w.sequence);
+  if (row < 0) return;
+  const device::StateMatrix from = p.waiting.matrix(w.waiting_row, w.head);
+  const device::StateMatrix to = p.state.final.matrix(row, w.head);
+  constexpr int columns = Config<Groups>::tile;
+  for (int i = static_cast<int>(threadIdx.x); i < dim * columns; i += Config<Groups>::threads) {
+    const int v = w.first_column + i % columns;
+    to.store(i / columns, v, from.load(i / columns, v));
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -577,7 +740,7 @@ struct Decays {
 };
 
 template <class Element, int Groups>
-__device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups>& shared) {
+__device__ void make_output(const Params& p, const Task& w, SharedStorage<Groups>& shared) {
   using Shape = Config<Groups>;
   constexpr int count = Shape::tile / 2;  // accumulators a thread
   const int thread = threadIdx.x % group_threads;
@@ -589,6 +752,16 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
     const Gates& gates = shared.gates[slot.index];
     const int copy = i % copies;
     shared.full[slot.index].wait(slot.phase);
+    if (i < w.lead) {
+      // Only the state counts here.
+      device::named_sync(state_ready + copy, Shape::meeting_threads);
+      if (i + copies < w.chunks) device::named_arrive(state_read + copy, Shape::meeting_threads);
+      device::named_sync(value_ready + copy, Shape::meeting_threads);
+      if (i + copies < w.chunks) device::named_arrive(value_read + copy, Shape::meeting_threads);
+      shared.empty[slot.index].arrive();
+      slot.advance(Config<Groups>::stages);
+      continue;
+    }
     const device::Chunk chunk = gates.chunk;
 
     // Q K^T, then Q S behind it
@@ -680,7 +853,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Groups
 
 // ---------------------------------------------------------------------------------------------
 
-template <class Element, int Groups, bool Checkpoints>
+template <class Element, int Groups, Form form>
 __global__ void __launch_bounds__(Config<Groups>::threads, 1)
     register_state_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte raw[];
@@ -695,7 +868,14 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
   }
   __syncthreads();
   device::wait_for_predecessors();
-  const Work w = work_of_block<Config<Groups>::tile>(p.chunks, p.heads);
+  Task w;
+  if (!find_task<Config<Groups>::tile, form>(p, w)) return;
+  if constexpr (form == Form::repair) {
+    if (w.waiting_row >= 0) {
+      hand_state_on<Groups>(p, w);
+      return;
+    }
+  }
   const int group = threadIdx.x / group_threads;
   if (group == 0) {
     device::give_registers<Config<Groups>::producer_registers>();
@@ -709,24 +889,76 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
     make_output<Element, Groups>(p, w, shared);
   } else {
     device::take_registers<Config<Groups>::state_registers>();
-    keep_state<Element, Groups, Checkpoints>(p, w, shared, group - 2);
+    keep_state<Element, Groups, form>(p, w, shared, group - 2);
   }
 }
 
 // ---------------------------------------------------------------------------------------------
 
+// Whether sequences are cut: where halves of the heads leave room for two segments of each.
+bool segmented(const VariantQuery& query) {
+  return option_or(query.options, "segments", 1) != 0 &&
+         segments::useful_segments(query.problem, query.device) > 1;
+}
+
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
+  if (segmented(query)) return group_columns;
   // The width that should finish first: a half's chunk takes about 4/7 of the time of a whole one.
   const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;
   const std::int64_t width = std::max(query.device.multiprocessors, 1);
   return ceil_div(2 * tasks, width) * 4 < ceil_div(tasks, width) * 7 ? group_columns : dim;
 }
 
-std::int64_t blocks(const VariantQuery& query) { return sm90_blocks(query, value_tile(query)); }
+std::int64_t blocks(const VariantQuery& query) {
+  const int tile = value_tile(query);
+  if (!segmented(query)) return sm90_blocks(query, tile);
+  return segments::slot_count(query.problem, query.capacity, query.device) * query.problem.v_heads *
+         (dim / tile);
+}
 
 Support supports(const VariantQuery& query) { return supports_sm90(query, blocks(query)); }
+
+constexpr std::int64_t state_bytes = std::int64_t{dim} * dim * static_cast<int>(sizeof(float));
+
+// Final states of cut sequences, of which there are at most as many as there are cuts.
+std::vector<ScratchSpec> scratch(const VariantQuery& query) {
+  const Problem& problem = query.problem;
+  if (!segmented(query) || !problem.initial_state || !problem.final_state) return {};
+  return {{"waiting",
+           segments::useful_segments(problem, query.device) * problem.v_heads * state_bytes}};
+}
+
+// Whether the memory of two tensors has anything in common.
+bool may_share(const TensorView& a, const TensorView& b) {
+  const auto span = [](const TensorView& view) {
+    std::int64_t last = 0;
+    for (int i = 0; i < view.rank; ++i) {
+      if (view.extents[i] == 0) return std::pair<const char*, const char*>{};
+      last += (view.extents[i] - 1) * std::max<std::int64_t>(view.strides[i], 0);
+    }
+    const auto* begin = static_cast<const char*>(view.data);
+    return std::pair{begin, begin + (last + 1) * size_of(view.dtype)};
+  };
+  const auto [a_begin, a_end] = span(a);
+  const auto [b_begin, b_end] = span(b);
+  return a_begin < b_end && b_begin < a_end;
+}
+
+// Final states wait in the call's scratch where they may not be stored at once.
+device::StatePool waiting_states(const StageCall& call) {
+  device::StatePool pool;
+  if (!call.has("initial_state") || !call.has("final_state")) return pool;
+  if (!may_share(call["initial_state"], call["final_state"])) return pool;
+  const TensorView& scratch = call.scratch.back();
+  pool.data = scratch.data;
+  pool.head_stride = std::int64_t{dim} * dim;
+  pool.pool_stride = pool.head_stride * call.problem.v_heads;
+  pool.row_stride = dim;
+  pool.rows = scratch.extents[0] / (pool.pool_stride * static_cast<int>(sizeof(float)));
+  return pool;
+}
 
 // f.template operator()<Element, Groups>()
 template <class F>
@@ -739,17 +971,43 @@ void with_form(const VariantQuery& query, F&& f) {
   }
 }
 
+template <class Element, int Groups, Form form>
+Step launch(const char* name, const Params& params, std::int64_t grid) {
+  Step step = kernel_step(name, register_state_kernel<Element, Groups, form>, grid_of(grid),
+                          {Config<Groups>::threads}, sizeof(SharedStorage<Groups>), params);
+  std::get<KernelLaunch>(step.work).programmatic = true;
+  return step;
+}
+
+SegmentPlan segment_plan(const StageCall& call) {
+  SegmentPlan plan{};
+  plan.slots = call["segment_slots"].as<const segments::Slot>();
+  plan.starts = call["segment_starts"].as<const std::int32_t>();
+  plan.log2_bounds = call["segment_bounds"].as<const float>();
+  plan.marks = call["segment_marks"].as<std::uint32_t>();
+  plan.capacity =
+      static_cast<std::int32_t>(segments::slot_count(call.problem, call.capacity, call.device));
+  return plan;
+}
+
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
-  const Params params = sm90_params(call);
+  Params params{sm90_params(call), {}, {}};
+  const bool cut = segmented(query) && call.has("segment_slots");
+  if (cut) {
+    params.segments = segment_plan(call);
+    params.waiting = waiting_states(call);
+  }
   with_form(query, [&]<class Element, int Groups>() {
-    const auto kernel = params.state.checkpoint_chunks > 0
-                            ? register_state_kernel<Element, Groups, true>
-                            : register_state_kernel<Element, Groups, false>;
-    Step step = kernel_step("fused_prefill", kernel, grid_of(blocks(query)),
-                            {Config<Groups>::threads}, sizeof(SharedStorage<Groups>), params);
-    std::get<KernelLaunch>(step.work).programmatic = true;
-    out.push_back(std::move(step));
+    const std::int64_t grid = cut ? blocks(query) : sm90_blocks(query, Config<Groups>::tile);
+    if (cut) {
+      out.push_back(launch<Element, Groups, Form::segments>("fused_prefill", params, grid));
+      out.push_back(launch<Element, Groups, Form::repair>("fused_prefill repair", params, grid));
+    } else if (params.state.checkpoint_chunks > 0) {
+      out.push_back(launch<Element, Groups, Form::checkpoints>("fused_prefill", params, grid));
+    } else {
+      out.push_back(launch<Element, Groups, Form::plain>("fused_prefill", params, grid));
+    }
   });
 }
 
@@ -762,8 +1020,13 @@ Variant register_state() {
   variant.target = DeviceType::cuda;
   variant.options = {
       {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
+      {"segments",
+       "1: few heads' sequences are cut where their past has faded, 0: never",
+       1,
+       {0, 1}},
   };
   variant.supports = supports;
+  variant.scratch = scratch;
   variant.working_type = activation_type;
   variant.accepts = accepts_sm90;
   variant.steps = steps;

@@ -18,7 +18,7 @@ Stage stage() {
       "fused_prefill",
       "state recurrence and output together",
       ports({q(), k(), v(), g_cumsum(), beta(), a_matrix(), o()}, chunk_ports(),
-            std::vector{checkpoint_offsets()}, state_ports()),
+            std::vector{checkpoint_offsets()}, state_ports(), segment_ports()),
       {
 #if GDNFLOW_WITH_SM90A
           register_state(),

@@ -33,7 +33,7 @@ TEST_CASE("the stages stand in the order of the forward pass")
   std::vector<std::string> names;
   for (const Stage& stage : builtin_stages().stages()) names.push_back(stage.name);
   CHECK(names == std::vector<std::string>{"chunk_index", "qk_norm", "gate", "chunk_cumsum",
-                                          "kkt_solve", "wu", "chunk_state", "residual_state",
+                                          "segments", "kkt_solve", "wu", "chunk_state", "residual_state",
                                           "chunk_output", "fused_prefill", "one_pass",
                                           "zero_padding"});
 }

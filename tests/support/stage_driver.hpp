@@ -30,6 +30,8 @@ class StageDriver {
 
   const Problem& problem() const noexcept { return problem_; }
   const Capacity& capacity() const noexcept { return capacity_; }
+  /// Of the machine that stages plan for.
+  void set_multiprocessors(std::int32_t count) noexcept { device_.multiprocessors = count; }
 
   /// Takes over a tensor.
   TensorView add(const std::string& name, HostTensor tensor) {

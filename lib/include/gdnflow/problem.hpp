@@ -85,6 +85,11 @@ struct Capacity {
   friend bool operator==(const Capacity&, const Capacity&) = default;
 };
 
+/// Where the stage `segments` may cut a sequence: at multiples of this many of its chunks.
+inline constexpr std::int64_t segment_grain = 4;
+/// The most cuts that it makes in all.
+inline constexpr std::int64_t most_cuts = 256;
+
 /// The most chunks that any lengths within the capacity can make (the ports' "NC").
 GDNFLOW_API std::int64_t max_chunks(const Problem& problem, const Capacity& capacity) noexcept;
 

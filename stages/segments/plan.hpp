@@ -1,0 +1,70 @@
+#pragma once
+
+#include <gdnflow/problem.hpp>
+#include <gdnflow/stage.hpp>
+
+#include <cstdint>
+
+// How sequences are cut, for host and device alike; gdnflow/stages.hpp says what the tensors hold.
+
+namespace gdnflow::stages::segments {
+
+/// What remains of the past must be below the resolution of fp32 ...
+inline constexpr float log2_resolution = -24.0F;
+/// ... also where the state before is larger than the state after by this factor; where it is by
+/// more, the check behind finds it.
+inline constexpr float log2_margin = -4.0F;
+/// The farthest that a segment starts in front of its begin, in chunks.
+inline constexpr std::int32_t most_lead = 64;
+
+/// A row of segment_slots.
+struct Slot {
+  std::int32_t sequence;  ///< -1: not used
+  std::int32_t begin;     ///< first chunk, in the chunk table
+  std::int32_t end;
+  std::int32_t number;  ///< within the sequence
+};
+
+/// Segments that fill the machine where a head is worked on by two blocks, each on half of its
+/// value columns; 1: no cuts.
+std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
+/// Slots that may be used: so many rows of segment_slots are written, and have to be looked at.
+std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device);
+
+#if defined(__CUDACC__)
+#define GDNFLOW_BOTH_SIDES __host__ __device__
+#else
+#define GDNFLOW_BOTH_SIDES
+#endif
+
+/// Pieces of at most `length` chunks, a multiple of the grain.
+struct Cut {
+  std::int32_t length;
+
+  /// Pieces no longer than it takes for `pieces` of them to hold `chunks`.
+  GDNFLOW_BOTH_SIDES static constexpr Cut into(std::int32_t chunks, std::int32_t pieces) {
+    constexpr auto grain = static_cast<std::int32_t>(segment_grain);
+    const std::int32_t length = (chunks + pieces - 1) / pieces;
+    return {(length + grain - 1) / grain * grain};
+  }
+  GDNFLOW_BOTH_SIDES static constexpr Cut none() { return {1 << 30}; }
+
+  /// Segments of a sequence; one of no chunks has one, too, which hands its state on.
+  GDNFLOW_BOTH_SIDES constexpr std::int32_t segments(std::int32_t chunks) const {
+    return chunks <= length ? 1 : (chunks + length - 1) / length;
+  }
+
+  /// Border i of a sequence's `count` segments, in its chunks: evenly spread, at multiples of the
+  /// grain.
+  GDNFLOW_BOTH_SIDES static constexpr std::int32_t border(std::int32_t chunks, std::int32_t count,
+                                                          std::int32_t i) {
+    constexpr auto grain = static_cast<std::int32_t>(segment_grain);
+    const std::int64_t places = (chunks + grain - 1) / grain;
+    const auto at = static_cast<std::int32_t>(places * i / count) * grain;
+    return at < chunks ? at : chunks;
+  }
+};
+
+#undef GDNFLOW_BOTH_SIDES
+
+}  // namespace gdnflow::stages::segments

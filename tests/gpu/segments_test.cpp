@@ -1,0 +1,200 @@
+#include <gdnflow/compare.hpp>
+#include <gdnflow/executor.hpp>
+#include <gdnflow/oracle.hpp>
+#include <gdnflow/plan.hpp>
+#include <gdnflow/recipes.hpp>
+
+#include "gpu/device_externals.hpp"
+#include "support/gpu.hpp"
+
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <cuda_bf16.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+// register-state cuts the sequences of few heads where their past has faded. What it must not do is
+// change a result: against the fp64 recurrence and against the same kernel without cuts, where the
+// past fades, where it does not, where the bound alone would be fooled, in place, and run to run.
+
+using namespace gdnflow;
+using namespace gdnflow::test;
+
+namespace {
+
+constexpr Device gpu{DeviceType::cuda, 0};
+
+Plan plan_of(const Externals& x, std::int64_t segments) {
+  const VariantOverrides overrides{{"fused_prefill", {"register-state", {{"segments", segments}}}}};
+  return Plan(
+      make_pipeline("register-state", x.problem(), x.capacity(), device_info(gpu), overrides));
+}
+
+bool runs_here(const Externals& x) {
+  return static_cast<bool>(
+      can_make_pipeline("register-state", x.problem(), x.capacity(), device_info(gpu)));
+}
+
+/// Outputs of a run on fresh copies.
+Externals run(const Externals& x, std::int64_t segments) {
+  DeviceExternals device(x);
+  auto executor = make_graph_executor(plan_of(x, segments));
+  executor->bind(device.bindings());
+  executor->build();
+  const TestStream stream;
+  executor->run(stream);
+  return device.download();
+}
+
+/// Of two runs, or of a run and the recurrence in fp64 where `expected` is null.
+void check(const Externals& got, const Externals* expected, double most, const std::string& what) {
+  const std::size_t owned = got.owned_elements();
+  OracleResult oracle;
+  if (expected == nullptr) oracle = oracle_recurrent(got.problem(), got.oracle_inputs());
+  const Comparison o = expected != nullptr
+                           ? compare(got.owned_o(), expected->owned_o())
+                           : compare(got.owned_o(), std::span(oracle.o).first(owned));
+  CHECK_MESSAGE(o.within(most), what, ": o: ", to_string(o, got.offsets()));
+  const TensorView& state = got.tensors().at("final_state").view();
+  const Comparison final_state = expected != nullptr
+                                     ? compare(state, expected->tensors().at("final_state").view())
+                                     : compare(state, oracle.final_state);
+  CHECK_MESSAGE(final_state.within(most), what, ": final_state: ", to_string(final_state));
+}
+
+bool same_bits(const Externals& a, const Externals& b) {
+  for (const char* name : {"o", "final_state"}) {
+    const TensorView& x = a.tensors().at(name).view();
+    const TensorView& y = b.tensors().at(name).view();
+    if (std::memcmp(x.data, y.data, static_cast<std::size_t>(x.bytes())) != 0) return false;
+  }
+  return true;
+}
+
+template <class T>
+void scale(HostTensor& tensor, float factor) {
+  T* const elements = tensor.as<T>();
+  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) {
+    elements[i] = static_cast<T>(factor * static_cast<float>(elements[i]));
+  }
+}
+
+Problem problem_of(std::int32_t qk_heads, std::int32_t v_heads, bool initial_state) {
+  Problem p;
+  p.qk_heads = qk_heads;
+  p.v_heads = v_heads;
+  p.initial_state = initial_state;
+  return p;
+}
+
+Externals externals_of(const Problem& problem, const std::vector<std::int64_t>& lengths,
+                       Distribution distribution) {
+  return Externals(problem, {offsets_of(lengths).back() + 5, std::ssize(lengths) + 1}, lengths,
+                   distribution);
+}
+
+// Each must agree with the recurrence as any kernel does. What is cut off lies below fp32's
+// resolution; yet it turns over a rounding to 16 bits here and there, and what that changes is
+// remembered for as long as the state remembers. So runs with and without cuts agree to less than
+// what rounding costs either (3.4e-3), and exactly where decay is strong.
+void check_all_ways(const Externals& x, const std::string& what, bool oracle = true) {
+  const Externals cut = run(x, 1);
+  if (oracle) check(cut, nullptr, 5e-3, what + ", recurrence");
+  const Externals whole = run(x, 0);
+  check(cut, &whole, 1.5e-3, what + ", uncut");
+  CHECK_MESSAGE(same_bits(cut, run(x, 1)), what, ": two runs differ");
+}
+
+}  // namespace
+
+TEST_CASE("segments change no result, whatever the gates are and wherever sequences end")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (!runs_here(externals_of(problem_of(1, 2, true), {64}, Distribution::random_decay))) return;
+  const std::vector<std::vector<std::int64_t>> all_lengths{
+      {2048}, {1025}, {40, 1400, 0, 700}, {64, 64, 1984}, {3000, 1}};
+  for (const auto& lengths : all_lengths) {
+    for (const Distribution distribution :
+         {Distribution::random_decay, Distribution::mixed, Distribution::no_decay,
+          Distribution::quarter_frozen, Distribution::model, Distribution::strong,
+          Distribution::hard_reset}) {
+      const Externals x = externals_of(problem_of(2, 4, true), lengths, distribution);
+      check_all_ways(
+          x, fmt::format("lengths {}, {}", fmt::join(lengths, "+"), to_string(distribution)));
+    }
+  }
+}
+
+TEST_CASE("segments of one head, of many and without an initial state")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (!runs_here(externals_of(problem_of(1, 2, true), {64}, Distribution::random_decay))) return;
+  for (const auto& [qk, v] : {std::pair{1, 1}, {2, 8}, {4, 16}, {11, 33}, {16, 64}}) {
+    for (const bool initial_state : {false, true}) {
+      check_all_ways(
+          externals_of(problem_of(qk, v, initial_state), {1600, 150}, Distribution::random_decay),
+          fmt::format("{}/{} heads", qk, v));
+    }
+  }
+}
+
+TEST_CASE("a state that the bound alone would cut off is carried on")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Problem problem = problem_of(2, 4, true);
+  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
+  for (const float factor : {1e4F, 1e15F, std::numeric_limits<float>::infinity()}) {
+    Externals x = externals_of(problem, {2048}, Distribution::random_decay);
+    scale<float>(x["initial_state"], factor);
+    const Externals cut = run(x, 1);
+    const Externals whole = run(x, 0);
+    check(cut, &whole, 1e-4, fmt::format("initial state x {}", factor));
+  }
+}
+
+TEST_CASE("keys that let the state grow are not cut where it does")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Problem problem = problem_of(2, 4, true);
+  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
+  Externals x = externals_of(problem, {2048}, Distribution::random_decay);
+  // |k| = 1.7: a token whose beta is near one nearly doubles what lies along its key.
+  scale<__nv_bfloat16>(x["k"], 1.7F);
+  const Externals cut = run(x, 1);
+  const Externals whole = run(x, 0);
+  check(cut, &whole, 1e-3, "|k| = 1.7");
+}
+
+TEST_CASE("states in place are read by every segment before they are replaced")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Problem problem = problem_of(1, 2, true);
+  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
+  for (const float factor : {1.0F, 1e15F}) {  // cut, and computed again
+    Externals x = externals_of(problem, {4096, 500}, Distribution::random_decay);
+    scale<float>(x["initial_state"], factor);
+    const Externals apart = run(x, 1);
+    DeviceExternals device(x);
+    Bindings bindings = device.bindings();
+    for (auto& [name, view] : bindings) {
+      if (name == "final_state") view = device.view("initial_state");
+    }
+    auto executor = make_graph_executor(plan_of(x, 1));
+    executor->bind(bindings);
+    executor->build();
+    const TestStream stream;
+    executor->run(stream);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+    std::vector<unsigned char> bits(static_cast<std::size_t>(device.view("initial_state").bytes()));
+    REQUIRE(cudaMemcpy(bits.data(), device.view("initial_state").data, bits.size(),
+                       cudaMemcpyDeviceToHost) == cudaSuccess);
+    const TensorView& expected = apart.tensors().at("final_state").view();
+    CHECK(std::memcmp(bits.data(), expected.data, bits.size()) == 0);
+  }
+}
