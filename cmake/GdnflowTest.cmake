@@ -52,6 +52,7 @@ function(gdnflow_add_test_area area)
   target_compile_definitions(${target} PRIVATE
     GDNFLOW_TEST_DATA="${GDNFLOW_TEST_DATA}"
     GDNFLOW_BIN_DIR="${GDNFLOW_TEST_PROGRAMS}"
+    GDNFLOW_DELAY_ROLES=$<BOOL:${GDNFLOW_DELAY_ROLES}>
     GDNFLOW_WITH_CUDA=$<BOOL:${GDNFLOW_WITH_CUDA}>)
   target_compile_options(${target} PRIVATE ${test_options})
   target_link_libraries(${target} PRIVATE gdnflow_flags doctest::doctest ${GDNFLOW_FMT}

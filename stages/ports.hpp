@@ -61,7 +61,6 @@ inline std::vector<Port> segment_ports() {
       optional(in("segment_slots", TypeRule::i32, {"NS", 4})),
       optional(in("segment_starts", TypeRule::i32, {"NS", "Hv"})),
       optional(in("segment_bounds", TypeRule::f32, {"NS", "Hv"})),
-      optional(port("segment_marks", Direction::inout, TypeRule::i32, {"NM", "Hv"})),
   };
 }
 

@@ -2,15 +2,18 @@
 # The tests that need a GPU, and the measurements in docs/results. Refuses where there is no GPU.
 # Nothing is downloaded: what cannot be built here is taken from --bin, or refused.
 #
-#   bash tests/gpu.sh [--tests] [--sanitizer] [--bench] [--full] [--bin DIR] [--output DIR]
-#                     [--commit SHA]
+#   bash tests/gpu.sh [--tests] [--delays] [--sanitizer] [--bench] [--full] [--bin DIR]
+#                     [--output DIR] [--commit SHA]
 #
 # --tests      every test program, with a missing GPU counted as a failure
+# --delays     the GPU's tests again, of kernels whose roles are delayed at random, and whether every
+#              kernel gives the same bits as without delays
 # --sanitizer  the four tools of compute-sanitizer, on small shapes
 # --bench      gdnflow-ablate on the standard cases, into OUTPUT/<gpu>.csv
-#              (none of the three: all of them, in this order)
+#              (none of the four: all of them, in this order)
 # --full       the long form of the tests
-# --bin DIR    programs built elsewhere (the preset `portable`), in place of building here
+# --bin DIR    programs built elsewhere (the preset `portable`), in place of building here; those
+#              with delays in DIR/delays, without which --delays is left out
 # --output DIR default docs/results
 # --commit SHA what the results say was measured; default: git's HEAD, with + where files differ
 set -euo pipefail
@@ -18,11 +21,12 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../cmake/setup.sh"
 cd "$gdnflow_root"
 
-tests=no sanitizer=no bench=no bin= output=docs/results commit=
+tests=no delays=no sanitizer=no bench=no bin= output=docs/results commit=
 value() { [ $# -ge 2 ] && [ -n "$2" ] || die "expected a value after $1"; printf '%s\n' "$2"; }
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) tests=yes ;;
+    --delays) delays=yes ;;
     --sanitizer) sanitizer=yes ;;
     --bench) bench=yes ;;
     --full) export GDNFLOW_TEST_FULL=1 ;;
@@ -37,7 +41,9 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ "$tests$sanitizer$bench" = nonono ]; then tests=yes sanitizer=yes bench=yes; fi
+if [ "$tests$delays$sanitizer$bench" = nononono ]; then
+  tests=yes delays=yes sanitizer=yes bench=yes
+fi
 
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || true
 [ -n "$gpu" ] || die "expected an NVIDIA GPU with its driver, found none"
@@ -46,8 +52,9 @@ mkdir -p build
 started=$SECONDS
 results=()
 
-# needs NAME...: makes sure that each program is there: in --bin, or built here.
+# needs NAME...: makes sure that each program is there: in $bin, or built here in $build with $options.
 build=build/gpu
+options=()
 programs=
 needs() {
   local name missing=()
@@ -64,7 +71,7 @@ needs() {
   gdnflow_setup_cuda always
   say "building ${missing[*]}"
   if ! { cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGDNFLOW_CUDA=ON \
-    -DGDNFLOW_CUDA_PTX=OFF -DGDNFLOW_PORTABLE=ON -DGDNFLOW_BUILD_APPS=$apps &&
+    -DGDNFLOW_CUDA_PTX=OFF -DGDNFLOW_PORTABLE=ON -DGDNFLOW_BUILD_APPS=$apps "${options[@]}" &&
     cmake --build "$build" --parallel "$(nproc)" --target "${missing[@]}"; } >"$build.log" 2>&1; then
     tail -n 40 "$build.log" >&2
     die "the build failed (without Boost.Program_options, give --bin); the whole log is $build.log"
@@ -118,6 +125,39 @@ if [ "$tests" = yes ]; then
   gather
 fi
 
+# same_bits PLAIN DELAYED: whether both files of checksums hold the same, and come from the two builds.
+same_bits() {
+  local file
+  for file in "$1" "$2"; do
+    [ -s "$file" ] || { echo "expected checksums in $file, found none"; return 1; }
+  done
+  [ "$(head -n 1 "$1")" = "roles as they come" ] || { echo "$1: expected a build without delays"; return 1; }
+  [ "$(head -n 1 "$2")" = "roles delayed" ] || { echo "$2: expected a build with delays"; return 1; }
+  diff <(tail -n +2 "$1") <(tail -n +2 "$2")
+}
+
+# with_delays NAME...: as `needs`, of the build with delays.
+with_delays() {
+  local bin=${bin:+$bin/delays} build=build/gpu-delays options=(-DGDNFLOW_DELAY_ROLES=ON)
+  needs "$@"
+}
+
+if [ "$delays" = yes ] && [ -n "$bin" ] && [ ! -x "$bin/delays/gdnflow-test-gpu" ]; then
+  say "no $bin/delays/gdnflow-test-gpu, so the roles of kernels are not delayed"
+elif [ "$delays" = yes ]; then
+  export GDNFLOW_REQUIRE_GPU=1
+  needs gdnflow-test-gpu
+  plain=$programs
+  with_delays gdnflow-test-gpu
+  say "roles delayed at random"
+  sums=build/gpu-checksums
+  rm -f "$sums" "$sums-delayed"
+  step "bits" env GDNFLOW_CHECKSUMS="$sums" "$plain/gdnflow-test-gpu" --test-case="*the same bits each time*"
+  step "tests gpu, delayed" env GDNFLOW_CHECKSUMS="$sums-delayed" "$programs/gdnflow-test-gpu"
+  step "bits, delayed" same_bits "$sums" "$sums-delayed"
+  gather
+fi
+
 if [ "$sanitizer" = yes ]; then
   command -v compute-sanitizer >/dev/null || die "expected compute-sanitizer on PATH, found none"
   needs gdnflow-ablate gdnflow-test-gpu
@@ -132,10 +172,13 @@ if [ "$sanitizer" = yes ]; then
       exclude=fused-128x512
       pipelines=${pipelines/fused-128x512,/}
     fi
-    # Every pipeline on small shapes, tails and packed lengths, through the executors; then the
-    # stages one by one.
+    # Every pipeline on small shapes, tails and packed lengths, through the executors; the stages one
+    # by one.
     step "$tool pipelines" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
       --pipelines "$pipelines" --case 1,129,2,4,state --lengths 0,65,1,75 --heads 1,3 &
+    # Long enough to be cut.
+    step "$tool segments" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
+      --pipelines register-state --case 1,1025,1,2,state &
     step "$tool stages" env GDNFLOW_TEST_EXCLUDE=$exclude "${sanitize[@]}" \
       "$programs/gdnflow-test-gpu" --test-case="$small_tests" &
   done
@@ -159,6 +202,7 @@ if [ "$bench" = yes ]; then
   gather
 fi
 
+[ ${#results[@]} -gt 0 ] || die "nothing was run"
 say "$gpu, $((SECONDS - started)) s"
 printf '%s\n' "${results[@]}"
 if [ "$failed" -gt 0 ]; then

@@ -22,7 +22,7 @@
 namespace gdnflow::apps {
 namespace {
 
-enum Term : std::uint8_t { launch, round, step, crowded_step, work, traffic };
+enum Term : std::uint8_t { launch, round, step, crowded_step, work, traffic, segments };
 using Terms = std::vector<Term>;
 
 /// A form's share that is known without measuring: how its blocks and steps are cut.
@@ -32,12 +32,15 @@ struct Layout {
   std::int32_t step_tokens;
   bool whole;   ///< its front is not the others', or it has none
   bool spread;  ///< a part of it spreads over all chunks at once
+  bool cut;     ///< sequences of few heads were cut where the rows were measured
 };
-constexpr std::array<Layout, 4> layouts{{
-    {"naive", 32, 64, true, true},
-    {"residual", 32, 64, false, true},
-    {"fused-64", 64, 64, false, false},
-    {"recurrent", 16, 1, true, true},
+constexpr std::array<Layout, 6> layouts{{
+    {"naive", 32, 64, true, true, false},
+    {"residual", 32, 64, false, true, false},
+    {"fused-64", 64, 64, false, false, false},
+    {"register-state", 128, 64, false, false, true},
+    {"one-pass", 64, 64, true, false, true},
+    {"recurrent", 16, 1, true, true, false},
 }};
 
 constexpr std::int32_t most_resident = 4;
@@ -86,6 +89,7 @@ std::vector<Group> groups_of(const std::vector<CostRow>& rows) {
         fresh.form.columns = layout->columns;
         fresh.form.step_tokens = layout->step_tokens;
         fresh.form.whole = layout->whole;
+        fresh.form.cut = layout->cut;
         fresh.spread = layout->spread;
       }
       if (tile) fresh.form.columns = *tile;
@@ -173,6 +177,7 @@ void fit_group(Group& group) {
     Terms used{round, launch, step};
     if (trial.resident > 1) used.push_back(crowded_step);
     used.push_back(group.spread ? work : traffic);
+    if (trial.cut) used.push_back(segments);
     const Fit found = fit(terms, ms, used);
     if (!best || found.rms < best->rms * better) {
       best = found;

@@ -31,6 +31,17 @@ std::int64_t tokens_of_sequence(const Capacity& capacity) {
   return ceil_div(capacity.max_tokens, std::max<std::int64_t>(capacity.max_sequences, 1));
 }
 
+/// What segments start in front of their begin, in chunks, by the assumption that gates are those
+/// that costs are fitted to.
+constexpr std::int64_t assumed_lead = 8;
+
+/// Steps of the longest segment, by the assumption that sequences, of `steps` each, are cut.
+std::int64_t steps_when_cut(std::int64_t steps, std::int64_t sequences, std::int64_t segments) {
+  const std::int64_t length =
+      ceil_div(ceil_div(steps * sequences, segments), segment_grain) * segment_grain;
+  return std::min(steps, length + assumed_lead);
+}
+
 /// Four digits are more than any fit is good for, and the same wherever it is made.
 double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
@@ -44,6 +55,7 @@ Json form_json(const CostForm& form) {
             {"step_tokens", form.step_tokens},
             {"resident", form.resident},
             {"least_tokens", form.least_tokens}};
+    if (form.cut) json["cut"] = true;
   }
   Json factors = Json::object();
   for (std::size_t i = 0; i < cost_terms.size(); ++i) {
@@ -132,6 +144,7 @@ class Reader {
     form.step_tokens = whole<std::int32_t>(json, "step_tokens", 1);
     form.resident = whole<std::int32_t>(json, "resident", 1);
     form.least_tokens = whole<std::int64_t>(json, "least_tokens", 0);
+    form.cut = json.contains("cut") && flag(json, "cut");
     return form;
   }
 
@@ -163,7 +176,12 @@ CostFactors terms_of(const CostForm& form, const Problem& problem, const Capacit
   const std::int64_t blocks =
       heads * ceil_div(problem.v_dim, std::min(form.columns, problem.v_dim));
   const auto rounds = static_cast<double>(ceil_div(blocks, width * form.resident));
-  const double steps = rounds * static_cast<double>(ceil_div(tokens, form.step_tokens));
+  const std::int64_t segments = form.cut ? useful_segments(problem, multiprocessors) : 1;
+  std::int64_t chain = ceil_div(tokens, form.step_tokens);
+  if (segments > capacity.max_sequences) {
+    chain = steps_when_cut(chain, capacity.max_sequences, segments);
+  }
+  const double steps = rounds * static_cast<double>(chain);
   const bool crowded = form.resident > 1 && blocks > width;
   const double work =
       static_cast<double>(heads) * static_cast<double>(ceil_div(tokens, chunk_tokens));
@@ -172,7 +190,8 @@ CostFactors terms_of(const CostForm& form, const Problem& problem, const Capacit
           crowded ? 0.0 : steps,
           crowded ? steps : 0.0,
           work / static_cast<double>(width),
-          work * traffic};
+          work * traffic,
+          segments > 1 ? 1.0 : 0.0};
 }
 
 double predicted_us(const CostTable& table, const CostForm& form, const Problem& problem,

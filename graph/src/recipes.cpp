@@ -18,8 +18,11 @@ struct Use {
   std::string_view variant = "";
   bool on_gpu_only =
       false;  ///< elsewhere the stage's list chooses; else the recipe is refused there
-  bool where_supported = false;  ///< left out where no variant serves the problem
+  bool where_supported = false;  ///< left out where no variant serves the problem, or none uses it
 };
+
+/// The one kernel that cuts sequences.
+constexpr std::string_view cutting_variant = "register-state";
 
 /// Composes a recipe's pipeline: declares the external tensors that a problem asks for, renames
 /// what the optional stages in front produce, and passes variants on.
@@ -76,7 +79,7 @@ class Composer {
 
   void add(const Use& recipe, StageUse use = {}) {
     const std::string_view stage = recipe.stage;
-    if (recipe.where_supported && !is_supported(stage)) return;
+    if (recipe.where_supported && !(is_supported(stage) && segments_are_used())) return;
     if (const auto found = overrides_.find(stage); found != overrides_.end()) {
       use.variant = found->second;
     } else if (!recipe.variant.empty() && (on_gpu_ || !recipe.on_gpu_only)) {
@@ -89,6 +92,13 @@ class Composer {
       }
     }
     builder_.add(stage, std::move(use));
+  }
+
+  /// Whether the kernel that overrides leave in place cuts sequences.
+  bool segments_are_used() const {
+    const auto found = overrides_.find("fused_prefill");
+    return found == overrides_.end() || (found->second.id == cutting_variant &&
+                                         option_or(found->second.options, "segments", 1) != 0);
   }
 
   bool is_supported(std::string_view stage) const {
@@ -128,13 +138,14 @@ Pipeline chunked(const Recipe& recipe, const Registry& registry, const Problem& 
   return composer.finish();
 }
 
-/// Without chunks; reads the lengths by itself.
-Pipeline token_by_token(const Recipe& recipe, const Registry& registry, const Problem& problem,
-                        const Capacity& capacity, const DeviceInfo& device,
-                        const VariantOverrides& overrides) {
+/// One stage, which reads the lengths by itself.
+template <const auto& core>
+Pipeline in_one(const Recipe& recipe, const Registry& registry, const Problem& problem,
+                const Capacity& capacity, const DeviceInfo& device,
+                const VariantOverrides& overrides) {
   Composer composer(recipe, registry, problem, capacity, device, overrides);
   composer.add_front();
-  composer.add({"one_pass"});
+  for (const Use& use : core) composer.add(use);
   return composer.finish();
 }
 
@@ -155,9 +166,12 @@ constexpr std::array<Use, 1> fused_128{{{"fused_prefill", "fused-128"}}};
 constexpr std::array<Use, 1> fused_128x512{{{"fused_prefill", "fused-128x512"}}};
 constexpr std::array<Use, 1> warp_specialized{{{"fused_prefill", "warp-specialized"}}};
 constexpr std::array<Use, 2> register_state{
-    {{"segments", "", false, true}, {"fused_prefill", "register-state"}}};
+    {{"segments", "", false, true}, {"fused_prefill", cutting_variant}}};
 
-constexpr std::array<Recipe, 10> ladder{{
+constexpr std::array<Use, 1> one_pass{{{"one_pass", "one-pass"}}};
+constexpr std::array<Use, 1> recurrent{{{"one_pass", "recurrent", true}}};
+
+constexpr std::array<Recipe, 11> ladder{{
     {"naive", "one kernel a formula: W and U are formed, then states, then outputs",
      chunked<plain_front, naive_core>},
     {"residual", "the residual form: W and U are never formed, one matrix product less",
@@ -173,8 +187,9 @@ constexpr std::array<Recipe, 10> ladder{{
      chunked<best_front, warp_specialized>},
     {"register-state", "the recurrence transposed, in registers from product to product",
      chunked<best_front, register_state>},
+    {"one-pass", "everything from the log decay on in one walk over the chunks", in_one<one_pass>},
     {"recurrent", "token by token, without chunks: for a handful of tokens, and as a check",
-     token_by_token},
+     in_one<recurrent>},
     {"auto", "the one of the others that a model of measured times expects to be done first",
      automatic},
 }};

@@ -54,6 +54,18 @@ struct Barrier {
         "r"(parity)
         : "memory");
   }
+  /// Waits for the first phase of a barrier of one arrival that only this warp waits on, and makes
+  /// it new: for what happens so rarely that nobody wants to count phases.
+  __device__ void wait_and_reset() {
+    wait(0);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+      init(1);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+  }
 };
 
 /// Makes initialised mbarriers visible to the asynchronous proxy.

@@ -29,8 +29,10 @@ template <class T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 template <>
 __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
+  // The intrinsic's result is taken apart and put together again where its halves are looked at.
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 template <>
 __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
@@ -43,7 +45,7 @@ template <class T>
 __device__ __forceinline__ float2 unpack(std::uint32_t pair);
 template <>
 __device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
-  return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
 }
 template <>
 __device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {

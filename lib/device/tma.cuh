@@ -21,6 +21,14 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
+/// Brings a box into L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column, int head,
+                                             int token) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(column), "r"(head), "r"(token)
+               : "memory");
+}
+
 /// Stores a box from shared memory, in the calling thread's bulk group.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* source, int column,
                                           int head, int token) {

@@ -60,6 +60,12 @@ float Problem::effective_scale() const noexcept {
   return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(qk_dim));
 }
 
+std::int64_t useful_segments(const Problem& problem, std::int32_t multiprocessors) noexcept {
+  constexpr std::int64_t blocks_of_head = 2;
+  return std::clamp<std::int64_t>(multiprocessors / (problem.v_heads * blocks_of_head), 1,
+                                  most_cuts);
+}
+
 std::int64_t max_chunks(const Problem& problem, const Capacity& capacity) noexcept {
   const std::int64_t tokens = capacity.max_tokens;
   const std::int64_t sequences = capacity.max_sequences;

@@ -55,8 +55,6 @@ std::optional<std::int64_t> evaluate(const Extent& extent, const Problem& p, con
     value = max_chunks(p, c);
   } else if (s == "NS") {
     value = c.max_sequences + most_cuts;
-  } else if (s == "NM") {
-    value = max_chunks(p, c) / segment_grain + c.max_sequences + 1;
   } else if (s == "C") {
     value = chunk_tokens;
   } else if (s == "Hqk") {

@@ -11,7 +11,9 @@
 #include "device/wgmma.cuh"
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 // What the kernels of warp groups (sm_90a) share: a block's work, its place in the ring of loaded
 // chunks, the store of an output tile, and which problems they take. Head dims are 128, tiles are
@@ -40,21 +42,28 @@ struct Sm90Params {
   float scale;
 };
 
-inline Sm90Params sm90_params(const StageCall& call) {
+/// What every kernel reads and writes.
+inline Sm90Params sm90_tensors(const StageCall& call) {
   Sm90Params params{};
   params.q = device::tile_map(call["q"], rows);
   params.k = device::tile_map(call["k"], rows);
   params.v = device::tile_map(call["v"], rows);
-  params.a = device::tile_map(call["A"], rows);
   params.o = device::tile_map(call["o"], rows);
-  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
   params.beta = device::Scalars<const float>(call["beta"]);
   params.o_rows = device::Rows<void>(call["o"]);
-  params.chunks = chunk_table(call);
-  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
   params.state = device::StatePorts(call);
   params.heads = device::Heads(call.problem);
   params.scale = call.problem.effective_scale();
+  return params;
+}
+
+/// The same, and what the stages in front of fused_prefill have made.
+inline Sm90Params sm90_params(const StageCall& call) {
+  Sm90Params params = sm90_tensors(call);
+  params.a = device::tile_map(call["A"], rows);
+  params.g_cumsum = device::Scalars<const float>(call["g_cumsum"]);
+  params.chunks = chunk_table(call);
+  params.checkpoint_offsets = call["checkpoint_offsets"].as<const std::int32_t>();
   return params;
 }
 
@@ -137,8 +146,9 @@ inline Support supports_sm90(const VariantQuery& query, std::int64_t blocks) {
   return supports_tiles(query, blocks);
 }
 
-inline Support accepts_sm90(const StageCall& call) {
-  for (const char* name : {"q", "k", "v", "A", "o"}) {
+/// Refuses what a tensor map cannot describe, on ports of [T, H, columns] tensors.
+inline Support accepts_tiles(const StageCall& call, std::initializer_list<std::string_view> names) {
+  for (const std::string_view name : names) {
     const TensorView& view = call[name];
     for (int i = 0; i < 2; ++i) {
       if (view.extents[i] > 1 && view.strides[i] <= 0) {
@@ -147,7 +157,11 @@ inline Support accepts_sm90(const StageCall& call) {
       }
     }
   }
-  return accepts_vectors(call, {"q", "k", "v", "A", "o", "chunk_table"});
+  return accepts_vectors(call, names);
+}
+
+inline Support accepts_sm90(const StageCall& call) {
+  return accepts_tiles(call, {"q", "k", "v", "A", "o"});
 }
 
 }  // namespace gdnflow::stages::fused_prefill

@@ -3,6 +3,9 @@
 namespace gdnflow::stages::one_pass {
 
 Variant host();
+#if GDNFLOW_WITH_SM90A
+Variant one_pass();
+#endif
 #if GDNFLOW_WITH_CUDA
 Variant recurrent();
 #endif
@@ -16,6 +19,9 @@ Stage stage() {
              optional(in("prefix_lens", TypeRule::index, {"N"})), o()},
             state_ports()),
       {
+#if GDNFLOW_WITH_SM90A
+          one_pass(),
+#endif
 #if GDNFLOW_WITH_CUDA
           recurrent(),
 #endif

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numbers>
 #include <vector>
@@ -22,8 +21,6 @@ class Planner {
       : call_(call), table_(call), sequences_(call.capacity.max_sequences) {}
 
   void run() {
-    const TensorView& marks = call_["segment_marks"];
-    std::memset(marks.data, 0, static_cast<std::size_t>(marks.bytes()));
     auto* const slots = call_["segment_slots"].as<Slot>();
     const std::int64_t capacity = slot_count(call_.problem, call_.capacity, call_.device);
     std::fill_n(slots, capacity, Slot{-1, 0, 0, 0});

@@ -25,8 +25,7 @@ struct Slot {
   std::int32_t number;  ///< within the sequence
 };
 
-/// Segments that fill the machine where a head is worked on by two blocks, each on half of its
-/// value columns; 1: no cuts.
+/// gdnflow::useful_segments of the device.
 std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
 /// Slots that may be used: so many rows of segment_slots are written, and have to be looked at.
 std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device);

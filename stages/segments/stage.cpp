@@ -1,8 +1,6 @@
 #include "ports.hpp"
 #include "segments/plan.hpp"
 
-#include <algorithm>
-
 namespace gdnflow::stages::segments {
 
 Variant host();
@@ -11,9 +9,7 @@ Variant backward_walk();
 #endif
 
 std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device) {
-  constexpr std::int64_t blocks_of_head = 2;
-  return std::clamp<std::int64_t>(device.multiprocessors / (problem.v_heads * blocks_of_head), 1,
-                                  most_cuts);
+  return gdnflow::useful_segments(problem, device.multiprocessors);
 }
 
 std::int64_t slot_count(const Problem& problem, const Capacity& capacity,
@@ -28,8 +24,7 @@ Stage stage() {
       ports({k(), g_cumsum(), beta()}, chunk_ports(),
             std::vector{out("segment_slots", TypeRule::i32, {"NS", 4}),
                         out("segment_starts", TypeRule::i32, {"NS", "Hv"}),
-                        out("segment_bounds", TypeRule::f32, {"NS", "Hv"}),
-                        out("segment_marks", TypeRule::i32, {"NM", "Hv"})}),
+                        out("segment_bounds", TypeRule::f32, {"NS", "Hv"})}),
       {
 #if GDNFLOW_WITH_CUDA
           backward_walk(),

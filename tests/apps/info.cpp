@@ -38,7 +38,7 @@ TEST_CASE("info as JSON holds the same, with every host variant")
   CHECK(info.at("device") == "host");
   CHECK(info.at("problem").get<std::string>().find("2/8 heads, d_k 32 d_v 48") == 0);
   CHECK(info.at("capacity") == "1000 tokens, 3 sequences");
-  CHECK(info.at("stages").size() == 12);
+  CHECK(info.at("stages").size() == 13);
   for (const Json& stage : info.at("stages")) {
     CAPTURE(stage.at("name"));
     REQUIRE(!stage.at("variants").empty());

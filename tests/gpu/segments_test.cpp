@@ -19,9 +19,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-// register-state cuts the sequences of few heads where their past has faded. What it must not do is
-// change a result: against the fp64 recurrence and against the same kernel without cuts, where the
-// past fades, where it does not, where the bound alone would be fooled, in place, and run to run.
+// register-state and one-pass cut the sequences of few heads where their past has faded. What it
+// must not do is change a result: against the fp64 recurrence and against the same kernel without
+// cuts, where the past fades, where it does not, where the bound alone would be fooled, in place,
+// and run to run.
 
 using namespace gdnflow;
 using namespace gdnflow::test;
@@ -30,21 +31,28 @@ namespace {
 
 constexpr Device gpu{DeviceType::cuda, 0};
 
-Plan plan_of(const Externals& x, std::int64_t segments) {
-  const VariantOverrides overrides{{"fused_prefill", {"register-state", {{"segments", segments}}}}};
-  return Plan(
-      make_pipeline("register-state", x.problem(), x.capacity(), device_info(gpu), overrides));
+// The pipelines that cut, each with the stage whose variant of the same name does.
+struct Cutter {
+  std::string recipe, stage;
+};
+const Cutter cutters[] = {{"register-state", "fused_prefill"}, {"one-pass", "one_pass"}};
+
+Plan plan_of(const Cutter& cutter, const Externals& x, std::int64_t segments) {
+  const VariantOverrides overrides{{cutter.stage, {cutter.recipe, {{"segments", segments}}}}};
+  return Plan(make_pipeline(cutter.recipe, x.problem(), x.capacity(), device_info(gpu), overrides));
 }
 
-bool runs_here(const Externals& x) {
-  return static_cast<bool>(
-      can_make_pipeline("register-state", x.problem(), x.capacity(), device_info(gpu)));
+bool runs_here() {
+  Problem p;
+  p.qk_heads = 1;
+  p.v_heads = 2;
+  return static_cast<bool>(can_make_pipeline("register-state", p, {64, 1}, device_info(gpu)));
 }
 
 /// Outputs of a run on fresh copies.
-Externals run(const Externals& x, std::int64_t segments) {
+Externals run(const Cutter& cutter, const Externals& x, std::int64_t segments) {
   DeviceExternals device(x);
-  auto executor = make_graph_executor(plan_of(x, segments));
+  auto executor = make_graph_executor(plan_of(cutter, x, segments));
   executor->bind(device.bindings());
   executor->build();
   const TestStream stream;
@@ -77,14 +85,6 @@ bool same_bits(const Externals& a, const Externals& b) {
   return true;
 }
 
-template <class T>
-void scale(HostTensor& tensor, float factor) {
-  T* const elements = tensor.as<T>();
-  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) {
-    elements[i] = static_cast<T>(factor * static_cast<float>(elements[i]));
-  }
-}
-
 Problem problem_of(std::int32_t qk_heads, std::int32_t v_heads, bool initial_state) {
   Problem p;
   p.qk_heads = qk_heads;
@@ -103,12 +103,15 @@ Externals externals_of(const Problem& problem, const std::vector<std::int64_t>& 
 // resolution; yet it turns over a rounding to 16 bits here and there, and what that changes is
 // remembered for as long as the state remembers. So runs with and without cuts agree to less than
 // what rounding costs either (3.4e-3), and exactly where decay is strong.
-void check_all_ways(const Externals& x, const std::string& what, bool oracle = true) {
-  const Externals cut = run(x, 1);
-  if (oracle) check(cut, nullptr, 5e-3, what + ", recurrence");
-  const Externals whole = run(x, 0);
-  check(cut, &whole, 1.5e-3, what + ", uncut");
-  CHECK_MESSAGE(same_bits(cut, run(x, 1)), what, ": two runs differ");
+void check_all_ways(const Externals& x, const std::string& text) {
+  for (const Cutter& cutter : cutters) {
+    const std::string what = cutter.recipe + ", " + text;
+    const Externals cut = run(cutter, x, 1);
+    check(cut, nullptr, 5e-3, what + ", recurrence");
+    const Externals whole = run(cutter, x, 0);
+    check(cut, &whole, 1.5e-3, what + ", uncut");
+    CHECK_MESSAGE(same_bits(cut, run(cutter, x, 1)), what, ": two runs differ");
+  }
 }
 
 }  // namespace
@@ -116,7 +119,7 @@ void check_all_ways(const Externals& x, const std::string& what, bool oracle = t
 TEST_CASE("segments change no result, whatever the gates are and wherever sequences end")
 {
   GDNFLOW_REQUIRE_GPU();
-  if (!runs_here(externals_of(problem_of(1, 2, true), {64}, Distribution::random_decay))) return;
+  if (!runs_here()) return;
   const std::vector<std::vector<std::int64_t>> all_lengths{
       {2048}, {1025}, {40, 1400, 0, 700}, {64, 64, 1984}, {3000, 1}};
   for (const auto& lengths : all_lengths) {
@@ -134,7 +137,7 @@ TEST_CASE("segments change no result, whatever the gates are and wherever sequen
 TEST_CASE("segments of one head, of many and without an initial state")
 {
   GDNFLOW_REQUIRE_GPU();
-  if (!runs_here(externals_of(problem_of(1, 2, true), {64}, Distribution::random_decay))) return;
+  if (!runs_here()) return;
   for (const auto& [qk, v] : {std::pair{1, 1}, {2, 8}, {4, 16}, {11, 33}, {16, 64}}) {
     for (const bool initial_state : {false, true}) {
       check_all_ways(
@@ -148,13 +151,15 @@ TEST_CASE("a state that the bound alone would cut off is carried on")
 {
   GDNFLOW_REQUIRE_GPU();
   const Problem problem = problem_of(2, 4, true);
-  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
+  if (!runs_here()) return;
   for (const float factor : {1e4F, 1e15F, std::numeric_limits<float>::infinity()}) {
     Externals x = externals_of(problem, {2048}, Distribution::random_decay);
     scale<float>(x["initial_state"], factor);
-    const Externals cut = run(x, 1);
-    const Externals whole = run(x, 0);
-    check(cut, &whole, 1e-4, fmt::format("initial state x {}", factor));
+    for (const Cutter& cutter : cutters) {
+      const Externals cut = run(cutter, x, 1);
+      const Externals whole = run(cutter, x, 0);
+      check(cut, &whole, 1e-4, fmt::format("{}, initial state x {}", cutter.recipe, factor));
+    }
   }
 }
 
@@ -162,30 +167,35 @@ TEST_CASE("keys that let the state grow are not cut where it does")
 {
   GDNFLOW_REQUIRE_GPU();
   const Problem problem = problem_of(2, 4, true);
-  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
+  if (!runs_here()) return;
   Externals x = externals_of(problem, {2048}, Distribution::random_decay);
   // |k| = 1.7: a token whose beta is near one nearly doubles what lies along its key.
   scale<__nv_bfloat16>(x["k"], 1.7F);
-  const Externals cut = run(x, 1);
-  const Externals whole = run(x, 0);
-  check(cut, &whole, 1e-3, "|k| = 1.7");
+  for (const Cutter& cutter : cutters) {
+    const Externals cut = run(cutter, x, 1);
+    const Externals whole = run(cutter, x, 0);
+    check(cut, &whole, 1e-3, cutter.recipe + ", |k| = 1.7");
+  }
 }
 
 TEST_CASE("states in place are read by every segment before they are replaced")
 {
   GDNFLOW_REQUIRE_GPU();
   const Problem problem = problem_of(1, 2, true);
-  if (!runs_here(externals_of(problem, {64}, Distribution::random_decay))) return;
-  for (const float factor : {1.0F, 1e15F}) {  // cut, and computed again
+  if (!runs_here()) return;
+  for (const auto& [factor, cutter] : {std::pair{1.0F, cutters[0]},
+                                       {1e15F, cutters[0]},
+                                       {1.0F, cutters[1]},
+                                       {1e15F, cutters[1]}}) {  // cut, and computed again
     Externals x = externals_of(problem, {4096, 500}, Distribution::random_decay);
     scale<float>(x["initial_state"], factor);
-    const Externals apart = run(x, 1);
+    const Externals apart = run(cutter, x, 1);
     DeviceExternals device(x);
     Bindings bindings = device.bindings();
     for (auto& [name, view] : bindings) {
       if (name == "final_state") view = device.view("initial_state");
     }
-    auto executor = make_graph_executor(plan_of(x, 1));
+    auto executor = make_graph_executor(plan_of(cutter, x, 1));
     executor->bind(bindings);
     executor->build();
     const TestStream stream;

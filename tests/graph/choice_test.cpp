@@ -66,6 +66,9 @@ Registry stand_ins(std::string_view left_out = "") {
       variant.working_type = host.working_type;
       variant.supports = supports;
       if (!tiles.empty()) variant.options = {{"value_tile", "columns", tiles.front(), tiles}};
+      if (variant.id == "register-state") {
+        variant.options.push_back({"segments", "whether sequences are cut", 1, {0, 1}});
+      }
       copy.variants.push_back(std::move(variant));
     };
     if (copy.name == "fused_prefill") {
@@ -150,6 +153,19 @@ TEST_CASE("the choice is the same each time, and the pipeline is what was chosen
   const Node& fused = pipeline.nodes()[pipeline.node_index("fused_prefill")];
   CHECK(to_string(VariantChoice{fused.chosen().id, fused.options}) ==
         "warp-specialized:value_tile=128");
+}
+
+TEST_CASE("segments are found where a kernel is to cut by them")
+{
+  const Registry registry = stand_ins();
+  const auto has_segments = [&](const VariantOverrides& overrides) {
+    return make_pipeline("register-state", heads(2, 8), {8192, 1}, h200(), overrides, registry)
+               .node_index("segments") >= 0;
+  };
+  CHECK(has_segments({}));
+  CHECK(has_segments({{"fused_prefill", parse_variant_choice("register-state:value_tile=64")}}));
+  CHECK_FALSE(has_segments({{"fused_prefill", parse_variant_choice("register-state:segments=0")}}));
+  CHECK_FALSE(has_segments({{"fused_prefill", parse_variant_choice("fused-128")}}));
 }
 
 TEST_CASE("where a kernel is refused or missing, the next best is taken")
@@ -309,6 +325,38 @@ TEST_CASE("a prediction is its terms times their factors")
   form.step_tokens = 1;
   CHECK(predicted_us(table, form, problem, capacity, half) ==
         doctest::Approx(1 + 10 + 100 * 0.25 + 96 * 0.001));
+}
+
+TEST_CASE("a form that cuts sequences is as long as its longest segment")
+{
+  CostTable table;
+  table.gpu = "NVIDIA H200";
+  table.capability = 90;
+  table.multiprocessors = 132;
+  CostForm form;
+  form.pipeline = "mine";
+  form.whole = true;
+  form.columns = 64;
+  form.us = {0, 0, 1.0, 0, 0, 0, 100.0};
+  const auto steps = [&](const Problem& problem, const Capacity& capacity) {
+    return predicted_us(table, form, problem, capacity, h200());
+  };
+  CHECK(steps(heads(2, 8), {32768, 1}) == doctest::Approx(512));
+  form.cut = true;
+  // 132 / (2 x 8) are 8 segments, of 64 chunks and 8 in front.
+  CHECK(steps(heads(2, 8), {32768, 1}) == doctest::Approx(100 + 64 + 8));
+  // Two for each of four sequences; a whole number of four chunks.
+  CHECK(steps(heads(2, 8), {4 * 64 * 130, 4}) == doctest::Approx(100 + 68 + 8));
+  // Never longer than the sequence.
+  CHECK(steps(heads(2, 8), {512, 1}) == doctest::Approx(100 + 8));
+  // As many sequences as segments: whole, but the stage is there.
+  CHECK(steps(heads(2, 8), {8 * 1024, 8}) == doctest::Approx(100 + 16));
+  // Heads fill the machine.
+  CHECK(steps(heads(16, 64), {8192, 1}) == doctest::Approx(128));
+  table.forms = {form};
+  const std::string json = to_json(table);
+  CHECK(json.find("\"cut\": true") != std::string::npos);
+  CHECK(to_json(parse_cost_table("again", json)) == json);
 }
 
 TEST_CASE("the nearest table: of the name, of the capability, from below, from above")

@@ -72,7 +72,6 @@ TEST_CASE("symbols take their values from the problem and the capacity")
   CHECK(value("C") == 64);
   CHECK(value("NC") == max_chunks(p, c));
   CHECK(value("NS") == 3 + most_cuts);
-  CHECK(value("NM") == max_chunks(p, c) / segment_grain + 4);
   CHECK(value("Sr") == 64);
   CHECK(value("Sc") == 32);
   CHECK(value("7") == 7);

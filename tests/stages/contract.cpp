@@ -33,9 +33,9 @@ TEST_CASE("the stages stand in the order of the forward pass")
   std::vector<std::string> names;
   for (const Stage& stage : builtin_stages().stages()) names.push_back(stage.name);
   CHECK(names == std::vector<std::string>{"chunk_index", "qk_norm", "gate", "chunk_cumsum",
-                                          "segments", "kkt_solve", "wu", "chunk_state", "residual_state",
-                                          "chunk_output", "fused_prefill", "one_pass",
-                                          "zero_padding"});
+                                          "segments", "kkt_solve", "wu", "chunk_state",
+                                          "residual_state", "chunk_output", "fused_prefill",
+                                          "one_pass", "zero_padding"});
 }
 
 TEST_CASE("every stage has a host variant that serves any problem")

@@ -19,6 +19,15 @@
 
 namespace gdnflow::test {
 
+/// Multiplies every element.
+template <class T>
+void scale(HostTensor& tensor, float factor) {
+  T* const elements = tensor.as<T>();
+  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) {
+    elements[i] = static_cast<T>(factor * static_cast<float>(elements[i]));
+  }
+}
+
 /// Every external tensor of a problem at a capacity, on the host and by the names of
 /// gdnflow/stages.hpp. What no sequence owns, and every output, holds NaN (bytes of 0xff), so that
 /// a read of it shows. Sequences past the given lengths are empty.

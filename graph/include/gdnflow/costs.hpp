@@ -25,9 +25,10 @@ namespace gdnflow {
 /// - crowded_step: the same in place of `step` where several blocks share one;
 /// - work: chunks times value heads, over the multiprocessors: what spreads over all of them;
 /// - traffic: chunks times value heads: what goes through the card's memory and L2, which do not
-///   shrink with the multiprocessors that a program is given.
-inline constexpr std::array<std::string_view, 6> cost_terms{"launch",       "round", "step",
-                                                            "crowded_step", "work",  "traffic"};
+///   shrink with the multiprocessors that a program is given;
+/// - segments: 1 where sequences may be cut, for the stage that finds out where.
+inline constexpr std::array<std::string_view, 7> cost_terms{
+    "launch", "round", "step", "crowded_step", "work", "traffic", "segments"};
 using CostFactors = std::array<double, cost_terms.size()>;
 
 /// The fitted numbers of a pipeline with its options.
@@ -39,6 +40,7 @@ struct CostForm {
   std::int32_t step_tokens = 64;  ///< tokens of a step of a sequence
   std::int32_t resident = 1;      ///< blocks that a multiprocessor holds at once
   std::int64_t least_tokens = 0;  ///< of a sequence, the fewest that were measured
+  bool cut = false;               ///< sequences of few heads are cut: see the stage `segments`
   CostFactors us{};               ///< in the order of `cost_terms`
   std::int32_t rows = 0;          ///< measurements that it was fitted to
   double rms = 0;                 ///< relative residual of the fit, root mean square

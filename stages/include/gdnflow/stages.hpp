@@ -50,8 +50,8 @@
 ///
 /// Segments: sequences in pieces that can run side by side. A piece starts from a zero state some
 /// chunks in front of its own first chunk, where what stood before has faded to nothing in fp32:
-///   |S contributed from before| <= bound max |S before|,  bound = product over the tokens between
-///                                  of alpha_t max(1, |1 - beta_t |k_t|^2|) <= 2^-28
+///   |S contributed from before| <= bound |S before|, column by column,  bound = product over the
+///                                  tokens between of alpha_t max(1, |1 - beta_t |k_t|^2|) <= 2^-28
 ///   segment_slots   [NS, 4] i32   sequence (-1: no segment), first chunk, end, number within the
 ///                                 sequence. Every sequence has one at least, in their order;
 ///                                 borders lie at multiples of 4 of a sequence's chunks
@@ -59,9 +59,6 @@
 ///                                 first chunk stands for its initial state. -1: no place is near
 ///                                 enough, the segment in front goes on
 ///   segment_bounds  [NS, Hv] f32  log2 of the bound; -inf: nothing is cut off
-///   segment_marks   [NM, Hv] i32  zero; for max |S| in front of each multiple of 4, as bits: the
-///                                 mark of chunk c of sequence n, whose first chunk is f, is number
-///                                 f / 4 + n + (c - f) / 4
 /// max |S before| and max |S| at a segment's begin are known when it has run: whoever uses segments
 /// checks then that bound x max |S before| <= 2^-24 max |S|, and computes what does not pass again
 /// in one piece.
@@ -73,15 +70,14 @@
 ///   qk_norm         q, k -> q_normalized, k_normalized
 ///   gate            g | a, a_log, dt_bias; beta | b -> g_ready, beta_ready
 ///   chunk_cumsum    g -> g_cumsum
-///   segments        k, beta, g_cumsum -> segment_slots, segment_starts, segment_bounds,
-///                   segment_marks
+///   segments        k, beta, g_cumsum -> segment_slots, segment_starts, segment_bounds
 ///   kkt_solve       k, beta, g_cumsum -> A
 ///   wu              k, v, beta, g_cumsum, A -> w, u
 ///   chunk_state     k, w, u, g_cumsum, states -> v_new, chunk_states, final_state, checkpoints
 ///   residual_state  k, v, beta, g_cumsum, A, states -> the same
 ///   chunk_output    q, k, v_new, chunk_states, g_cumsum -> o
 ///   fused_prefill   q, k, v, g_cumsum, beta, A, states -> o, final_state, checkpoints; with
-///                   segments, where a variant makes use of them, and their marks in place
+///                   segments, where a variant makes use of them
 ///   one_pass        q, k, v, g, beta, cu_seqlens, prefix_lens, states -> o, final_state,
 ///                   checkpoints
 ///   zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero

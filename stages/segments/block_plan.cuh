@@ -1,0 +1,133 @@
+#pragma once
+
+#include "segments/plan.hpp"
+
+#include <cstdint>
+
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+// How sequences are cut, for a block of `Threads` threads that looks for one slot: each block cuts
+// the sequences for itself, which is cheaper than a launch more, since lengths are a few loads from
+// L2.
+
+namespace gdnflow::stages::segments {
+
+/// The lengths of a call.
+struct Sequences {
+  const std::int32_t* offsets;  ///< [N+1]: first chunk of each sequence
+  std::int32_t count;           ///< N
+  std::int32_t running;         ///< of at least one chunk
+  std::int32_t useful;          ///< segments that fill the machine
+};
+
+template <int Threads>
+struct BlockPlan {
+  using Reduce = cub::BlockReduce<std::int32_t, Threads>;
+  using Scan = cub::BlockScan<std::int32_t, Threads>;
+
+  struct Storage {
+    union {
+      typename Reduce::TempStorage reduce;
+      typename Scan::TempStorage scan;
+    };
+    Cut cut;
+    Slot slot;            ///< what find_slot has found
+    std::int32_t first;   ///< its sequence's first chunk
+    std::int32_t chunks;  ///< its sequence's
+  };
+
+  __device__ static Cut cut(const Sequences& sequences, Storage& shared) {
+    const std::int32_t* const offsets = sequences.offsets;
+    const std::int32_t total = offsets[sequences.count];
+    const std::int32_t useful = sequences.useful;
+    if (useful <= sequences.running || total == 0) return Cut::none();
+    const Cut shortest = Cut::into(total, useful);
+    std::int32_t count = 0;
+    for (auto n = static_cast<std::int32_t>(threadIdx.x); n < sequences.count; n += Threads) {
+      const std::int32_t chunks = offsets[n + 1] - offsets[n];
+      count += chunks > 0 ? shortest.segments(chunks) : 0;
+    }
+    count = Reduce(shared.reduce).Sum(count);
+    if (threadIdx.x == 0) {
+      // Each sequence may round up by one; where that makes too many, one a sequence is set aside.
+      shared.cut = count <= useful ? shortest : Cut::into(total, useful - sequences.running);
+    }
+    __syncthreads();
+    return shared.cut;
+  }
+
+  /// Leaves slot `number` in shared memory; its sequence is -1 where there are fewer.
+  __device__ static void find_slot(const Sequences& sequences, const Cut& cut, std::int32_t number,
+                                   Storage& shared) {
+    const std::int32_t* const offsets = sequences.offsets;
+    if (threadIdx.x == 0) shared.slot = {-1, 0, 0, 0};
+    std::int32_t base = 0;
+    for (std::int32_t first = 0; first < sequences.count && base <= number; first += Threads) {
+      const std::int32_t n = first + static_cast<std::int32_t>(threadIdx.x);
+      const bool there = n < sequences.count;
+      const std::int32_t begin = there ? offsets[n] : 0;
+      const std::int32_t chunks = there ? offsets[n + 1] - begin : 0;
+      const std::int32_t count = there ? cut.segments(chunks) : 0;
+      std::int32_t before = 0;
+      std::int32_t sum = 0;
+      __syncthreads();
+      Scan(shared.scan).ExclusiveSum(count, before, sum);
+      const std::int32_t i = number - base - before;
+      if (i >= 0 && i < count) {
+        shared.slot = {n, begin + Cut::border(chunks, count, i),
+                       begin + Cut::border(chunks, count, i + 1), i};
+        shared.first = begin;
+        shared.chunks = chunks;
+      }
+      base += sum;
+    }
+    __syncthreads();
+  }
+};
+
+struct Start {
+  std::int32_t chunk;  ///< -1: none is near enough
+  float log2_bound;
+};
+
+/// The nearest place in front of chunk `begin` of a sequence, whose first chunk is `first`, where
+/// the bound is small enough; by a block of `Warps` warps. log2_bound(chunk) is that of a chunk, by
+/// a warp. A NaN never is small enough. `sums` is shared.
+template <int Warps, class Log2Bound>
+__device__ Start find_start(std::int32_t first, std::int32_t begin, float (&sums)[Warps],
+                            Log2Bound&& log2_bound) {
+  constexpr auto grain = static_cast<std::int32_t>(segment_grain);
+  const float nothing = -__int_as_float(0x7f800000);
+  if (begin == first) return {begin, nothing};
+  const auto warp = static_cast<std::int32_t>(threadIdx.x / 32);
+  const std::int32_t least = max(first, begin - most_lead);
+  float sum = 0.0F;
+  for (std::int32_t at = begin - 1; at >= least; at -= Warps) {
+    if (at - warp >= least) {
+      const float x = log2_bound(at - warp);
+      if (threadIdx.x % 32 == 0) sums[warp] = x;
+    }
+    __syncthreads();
+    Start found{-1, nothing};
+    for (std::int32_t i = 0; i < Warps && at - i >= least && found.chunk < 0; ++i) {
+      sum += sums[i];
+      const std::int32_t chunk = at - i;
+      if ((chunk - first) % grain == 0 && sum <= log2_resolution + log2_margin) {
+        found = {chunk, chunk == first ? nothing : sum};
+      }
+    }
+    __syncthreads();
+    if (found.chunk >= 0) return found;
+  }
+  return {-1, nothing};
+}
+
+/// The sum of what a warp's lanes have.
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0U, x, step);
+  return x;
+}
+
+}  // namespace gdnflow::stages::segments
