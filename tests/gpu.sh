@@ -165,7 +165,7 @@ if [ "$sanitizer" = yes ]; then
   small_tests="*at lengths around*,*with slots*,*dense and on strided*"
   for tool in memcheck racecheck synccheck initcheck; do
     sanitize=(compute-sanitizer --tool "$tool" --error-exitcode 3)
-    pipelines=naive,residual,fused-64,fused-128,fused-128x512,warp-specialized,register-state,recurrent
+    pipelines=naive,residual,fused-64,fused-128,fused-128x512,warp-specialized,register-state,one-pass,recurrent
     exclude=
     if [ "$tool" = synccheck ]; then
       # It does not follow named barriers that a whole block takes part in: docs/sanitizer.md.
@@ -178,7 +178,7 @@ if [ "$sanitizer" = yes ]; then
       --pipelines "$pipelines" --case 1,129,2,4,state --lengths 0,65,1,75 --heads 1,3 &
     # Long enough to be cut.
     step "$tool segments" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-      --pipelines register-state --case 1,1025,1,2,state &
+      --pipelines register-state,one-pass --case 1,1025,1,2,state &
     step "$tool stages" env GDNFLOW_TEST_EXCLUDE=$exclude "${sanitize[@]}" \
       "$programs/gdnflow-test-gpu" --test-case="$small_tests" &
   done

@@ -28,19 +28,21 @@ std::vector<const Recipe*> by_preference() {
   return order;
 }
 
-/// What a pipeline's times are known by: its fused kernel, which an override may have replaced,
-/// else the recipe.
-std::string form_of(const Pipeline& pipeline) {
-  const auto nodes = pipeline.nodes();
-  const auto fused = std::find_if(nodes.begin(), nodes.end(), [](const Node& node) {
-    return node.stage.name == "fused_prefill";
-  });
-  return fused == nodes.end() ? pipeline.id() : fused->chosen().id;
-}
-
 bool is_recipe(std::string_view id) {
   const auto all = recipes();
   return std::any_of(all.begin(), all.end(), [&](const Recipe& r) { return r.id == id; });
+}
+
+/// What a pipeline's times are known by: the kernel that recipes are named after, which an override
+/// may have replaced, else the recipe.
+std::string form_of(const Pipeline& pipeline) {
+  const auto nodes = pipeline.nodes();
+  const auto kernel = std::find_if(nodes.begin(), nodes.end(), [](const Node& node) {
+    return node.stage.name == "fused_prefill" || node.stage.name == "one_pass";
+  });
+  if (kernel == nodes.end()) return pipeline.id();
+  const std::string& id = kernel->chosen().id;
+  return is_recipe(id) ? id : fmt::format("{}={}", kernel->stage.name, id);
 }
 
 /// The values to choose an option from; none where there is no choice. 0 leaves it to the variant.

@@ -21,7 +21,7 @@ struct Use {
   bool where_supported = false;  ///< left out where no variant serves the problem, or none uses it
 };
 
-/// The one kernel that cuts sequences.
+/// The kernel that cuts sequences as the stage `segments` says.
 constexpr std::string_view cutting_variant = "register-state";
 
 /// Composes a recipe's pipeline: declares the external tensors that a problem asks for, renames

@@ -1,9 +1,11 @@
 // one_pass, one-pass (sm_90a): from the log decay to o in one walk over the chunks. The recurrence
 // of register_state.cuh, with a group more that works ahead of it:
 //
-//   producer (one warp)   q k v by TMA, prefix sums of g and their factors, into a ring
+//   producers, a warp     k by TMA, prefix sums of g and their factors, into a ring
+//   each                  q v by TMA, into another
+//                         A to the other block of the head; room for its A
 //   solving group         K K^T on WGMMA, gates, the inverse A by blocks (group_tril_inverse.cuh),
-//                         into the ring
+//                         into the keys' ring
 //   state group           64 value columns of a head: K S -> R -> A R -> V' -> S
 //   output group          P, Q S and P V'
 //
@@ -16,7 +18,8 @@
 // normalised add to the bound is found by the solving group on the way, from the diagonal of K K^T,
 // and enters the check behind, in the second launch, which computes again what does not pass it.
 //
-// A block: 512 threads, 24 + 152 + 240 + 96 registers, 225 KiB of shared memory.
+// A block: 512 threads; 32, 136, 232 and 112 registers a thread of producers, output, state and
+// solving group; 226 KiB of shared memory.
 
 #include <gdnflow/stage.hpp>
 

@@ -6,12 +6,12 @@
 #include "gpu/device_externals.hpp"
 #include "support/gpu.hpp"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,24 +36,37 @@ struct Form {
   VariantOverrides overrides;
 
   std::string text() const {
-    return overrides.empty() ? recipe : to_string(overrides.at("fused_prefill"));
+    return overrides.empty() ? recipe : to_string(overrides.begin()->second);
   }
 };
 
-/// Every recipe, with every value of each option of its fused kernel.
+/// The kernel that a recipe is named after, and its stage.
+struct Kernel {
+  std::string stage;
+  const Variant* variant = nullptr;
+};
+
+Kernel kernel_of(std::string_view recipe) {
+  for (const char* const stage : {"fused_prefill", "one_pass"}) {
+    if (const Variant* const variant = builtin_stages().find(stage).find(recipe, gpu.type)) {
+      return {stage, variant};
+    }
+  }
+  return {};
+}
+
+/// Every recipe, with every value of each option of the kernel that it is named after.
 std::vector<Form> all_forms() {
   std::vector<Form> forms;
   for (const Recipe& recipe : recipes()) {
     if (recipe.id == "auto" || is_excluded(recipe.id)) continue;
-    const std::vector<Variant>& variants = builtin_stages().find("fused_prefill").variants;
-    const auto kernel = std::find_if(variants.begin(), variants.end(),
-                                     [&](const Variant& v) { return v.id == recipe.id; });
-    if (kernel == variants.end()) {
+    const Kernel kernel = kernel_of(recipe.id);
+    if (kernel.variant == nullptr) {
       forms.push_back({std::string(recipe.id), {}});
       continue;
     }
     std::vector<Options> choices{{}};
-    for (const OptionSpec& spec : kernel->options) {
+    for (const OptionSpec& spec : kernel.variant->options) {
       std::vector<Options> longer;
       for (const Options& choice : choices) {
         for (const std::int64_t value : spec.allowed) {
@@ -65,7 +78,7 @@ std::vector<Form> all_forms() {
     }
     for (Options& choice : choices) {
       forms.push_back({std::string(recipe.id),
-                       {{"fused_prefill", VariantChoice{kernel->id, std::move(choice)}}}});
+                       {{kernel.stage, VariantChoice{kernel.variant->id, std::move(choice)}}}});
     }
   }
   return forms;

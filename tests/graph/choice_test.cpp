@@ -66,7 +66,7 @@ Registry stand_ins(std::string_view left_out = "") {
       variant.working_type = host.working_type;
       variant.supports = supports;
       if (!tiles.empty()) variant.options = {{"value_tile", "columns", tiles.front(), tiles}};
-      if (variant.id == "register-state") {
+      if (variant.id == "register-state" || variant.id == "one-pass") {
         variant.options.push_back({"segments", "whether sequences are cut", 1, {0, 1}});
       }
       copy.variants.push_back(std::move(variant));
@@ -77,6 +77,9 @@ Registry stand_ins(std::string_view left_out = "") {
       add("fused-128x512", tile_fits, {0, 64, 128});
       add("fused-128", tile_fits, {0, 64, 128});
       add("fused-64", tile_fits, {64});
+    } else if (copy.name == "one_pass") {
+      add("one-pass", only_hopper, {});
+      add("recurrent", nullptr, {});
     } else {
       add("naive", nullptr, {});
     }
@@ -166,6 +169,10 @@ TEST_CASE("segments are found where a kernel is to cut by them")
   CHECK(has_segments({{"fused_prefill", parse_variant_choice("register-state:value_tile=64")}}));
   CHECK_FALSE(has_segments({{"fused_prefill", parse_variant_choice("register-state:segments=0")}}));
   CHECK_FALSE(has_segments({{"fused_prefill", parse_variant_choice("fused-128")}}));
+  // one-pass finds them by itself.
+  const Pipeline one = make_pipeline("one-pass", heads(2, 8), {8192, 1}, h200(), {}, registry);
+  REQUIRE(one.nodes().size() == 1);
+  CHECK(one.nodes()[0].stage.name == "one_pass");
 }
 
 TEST_CASE("where a kernel is refused or missing, the next best is taken")
@@ -234,6 +241,11 @@ TEST_CASE("what the caller sets stays, and only the rest is chosen")
         tiled("register-state", 64));
   CHECK(chosen(with("kkt_solve", "naive")) == tiled("register-state", 64));
   CHECK(chosen(with("wu", "naive")) == "naive");
+  const Choice one_stage = with("one_pass", "recurrent");
+  CHECK(chosen(one_stage) == "recurrent");
+  CHECK(find(one_stage, "one-pass").support.reason.find("the same as recurrent") !=
+        std::string::npos);
+  CHECK(chosen(with("one_pass", "one-pass:segments=0")) == "one-pass");
   CHECK(choice_of(problem, capacity, h200(), {{"wu", {"none", {}}}}).chosen() == nullptr);
 }
 
@@ -280,8 +292,7 @@ TEST_CASE("a table of the caller's own is what counts")
   CHECK(chosen(choice) == "fused-64");
   CHECK(*choice.chosen()->predicted_us < 30.0);
   // Without a table the order of preference is left, and what no table has comes behind.
-  CHECK(choose(heads(2, 8), {8192, 1}, h200(), {}, {}, registry).chosen()->recipe ==
-        "register-state");
+  CHECK(choose(heads(2, 8), {8192, 1}, h200(), {}, {}, registry).chosen()->recipe == "one-pass");
   std::erase_if(table.forms, [](const CostForm& form) { return form.pipeline != "recurrent"; });
   const Choice last = choose(heads(2, 8), {8192, 1}, h200(), {}, {&table, 1}, registry);
   CHECK(chosen(last) == "recurrent");

@@ -53,7 +53,7 @@ TEST_CASE("the ladder in its order")
     CHECK_FALSE(recipe.description.empty());
   }
   CHECK(ids == Names{"naive", "residual", "fused", "fused-64", "fused-128", "fused-128x512",
-                     "warp-specialized", "register-state", "recurrent", "auto"});
+                     "warp-specialized", "register-state", "one-pass", "recurrent", "auto"});
 }
 
 TEST_CASE("each recipe has the stages of its idea")

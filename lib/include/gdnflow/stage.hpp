@@ -42,10 +42,10 @@ enum class TypeRule : std::uint8_t {
 enum class Padding : std::uint8_t { untouched, zeroed };
 
 /// One extent of a port: a literal, or a symbol with an offset ("T", "N+1"). Symbols with a value:
-/// T, N, Hqk, Hv, Dk, Dv, C (chunk_tokens), NC (max_chunks), NS (segments: N + most_cuts), Sr and Sc
-/// (rows and columns of a state in Problem::state_layout), PI and PO (states read and written: N where each sequence has
-/// its own, free where indices point into a pool). Other symbols are free: they take the extent of
-/// the tensor that is bound, so they may stand on external tensors only.
+/// T, N, Hqk, Hv, Dk, Dv, C (chunk_tokens), NC (max_chunks), NS (segments: N + most_cuts), Sr and
+/// Sc (rows and columns of a state in Problem::state_layout), PI and PO (states read and written: N
+/// where each sequence has its own, free where indices point into a pool). Other symbols are free:
+/// they take the extent of the tensor that is bound, so they may stand on external tensors only.
 struct Extent {
   std::string symbol;       ///< empty: a literal
   std::int64_t offset = 0;  ///< added to the symbol's value; the value itself for a literal

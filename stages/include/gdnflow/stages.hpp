@@ -61,7 +61,7 @@
 ///   segment_bounds  [NS, Hv] f32  log2 of the bound; -inf: nothing is cut off
 /// max |S before| and max |S| at a segment's begin are known when it has run: whoever uses segments
 /// checks then that bound x max |S before| <= 2^-24 max |S|, and computes what does not pass again
-/// in one piece.
+/// in one piece. A variant of one_pass that cuts has all of this in its scratch.
 ///
 /// Stages (-> outputs). All but chunk_index, qk_norm, gate, one_pass and zero_padding also take
 /// chunk_table, chunk_offsets and chunk_counts; the state stages also checkpoint_offsets.
@@ -79,5 +79,5 @@
 ///   fused_prefill   q, k, v, g_cumsum, beta, A, states -> o, final_state, checkpoints; with
 ///                   segments, where a variant makes use of them
 ///   one_pass        q, k, v, g, beta, cu_seqlens, prefix_lens, states -> o, final_state,
-///                   checkpoints
+///                   checkpoints; by tokens or by chunks
 ///   zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero
