@@ -158,13 +158,30 @@ void take(CostForm& form, const Fit& found, std::size_t rows) {
   form.rows = static_cast<std::int32_t>(rows);
 }
 
-void fit_group(Group& group) {
+/// Whether a form cuts the sequences of a row.
+bool is_cut(const CostForm& form, const CostRow& row) {
+  return form.cut &&
+         useful_segments(row.problem(), row.multiprocessors) > row.capacity().max_sequences;
+}
+
+/// What of a row's forward time is the form's own, in ms. Not the time of its core: where sequences
+/// are cut, a part of the core runs beside the front.
+double own_ms(const CostForm& form, const CostForm& front, const CostRow& row) {
+  if (form.whole) return row.forward_ms;
+  const CostFactors terms = terms_of(front, row.problem(), row.capacity(), row.multiprocessors);
+  double us = 0;
+  for (std::size_t i = 0; i < terms.size(); ++i) us += terms[i] * front.us[i];
+  constexpr double least_share = 0.2;
+  return std::max(row.forward_ms - us / 1e3, least_share * row.forward_ms);
+}
+
+void fit_group(Group& group, const CostForm& front) {
   CostForm& form = group.form;
   std::int64_t least = group.rows.front()->lengths.front();
   for (const CostRow* row : group.rows) least = std::min(least, row->lengths.front());
   std::vector<double> ms;
   for (const CostRow* row : group.rows) {
-    ms.push_back(form.whole ? row->forward_ms : *row->core_ms);
+    ms.push_back(own_ms(form, front, *row));
   }
   std::optional<Fit> best;
   CostForm trial = form;
@@ -196,6 +213,7 @@ CostForm fit_front(const std::vector<Group>& groups) {
   for (const Group& group : groups) {
     for (const CostRow* row : group.rows) {
       if (group.form.whole || row->forward_ms <= *row->core_ms) continue;
+      if (is_cut(group.form, *row)) continue;
       terms.push_back(terms_of(front, row->problem(), row->capacity(), row->multiprocessors));
       ms.push_back(row->forward_ms - *row->core_ms);
     }
@@ -308,7 +326,7 @@ CostTable fit_costs(const std::vector<CostRow>& rows) {
   std::vector<Group> groups = groups_of(rows);
   table.front = fit_front(groups);
   for (Group& group : groups) {
-    fit_group(group);
+    fit_group(group, table.front);
     table.forms.push_back(group.form);
   }
   return table;

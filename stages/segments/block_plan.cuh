@@ -21,9 +21,15 @@ struct Sequences {
   std::int32_t useful;          ///< segments that fill the machine
 };
 
+struct Joined {
+  __device__ Cut::Pieces operator()(const Cut::Pieces& a, const Cut::Pieces& b) const {
+    return {a.count + b.count, min(a.shortest, b.shortest), max(a.longest, b.longest)};
+  }
+};
+
 template <int Threads>
 struct BlockPlan {
-  using Reduce = cub::BlockReduce<std::int32_t, Threads>;
+  using Reduce = cub::BlockReduce<Cut::Pieces, Threads>;
   using Scan = cub::BlockScan<std::int32_t, Threads>;
 
   struct Storage {
@@ -40,18 +46,20 @@ struct BlockPlan {
   __device__ static Cut cut(const Sequences& sequences, Storage& shared) {
     const std::int32_t* const offsets = sequences.offsets;
     const std::int32_t total = offsets[sequences.count];
-    const std::int32_t useful = sequences.useful;
-    if (useful <= sequences.running || total == 0) return Cut::none();
-    const Cut shortest = Cut::into(total, useful);
-    std::int32_t count = 0;
+    if (sequences.useful <= 1 || total == 0) return Cut::none();
+    const Cut fine = Cut::into(total, sequences.useful);
+    Cut::Pieces pieces{0, 1 << 30, 0};
     for (auto n = static_cast<std::int32_t>(threadIdx.x); n < sequences.count; n += Threads) {
       const std::int32_t chunks = offsets[n + 1] - offsets[n];
-      count += chunks > 0 ? shortest.segments(chunks) : 0;
+      if (chunks == 0) continue;
+      const std::int32_t count = fine.segments(chunks);
+      pieces.count += count;
+      pieces.shortest = min(pieces.shortest, chunks / count);
+      pieces.longest = max(pieces.longest, chunks);
     }
-    count = Reduce(shared.reduce).Sum(count);
+    pieces = Reduce(shared.reduce).Reduce(pieces, Joined{});
     if (threadIdx.x == 0) {
-      // Each sequence may round up by one; where that makes too many, one a sequence is set aside.
-      shared.cut = count <= useful ? shortest : Cut::into(total, useful - sequences.running);
+      shared.cut = Cut::choose(total, sequences.running, sequences.useful, pieces);
     }
     __syncthreads();
     return shared.cut;

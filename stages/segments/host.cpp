@@ -47,15 +47,20 @@ class Planner {
   Cut cut_sequences() const {
     const auto useful = static_cast<std::int32_t>(useful_segments(call_.problem, call_.device));
     const auto total = static_cast<std::int32_t>(table_.chunks());
+    if (useful <= 1 || total == 0) return Cut::none();
+    const Cut fine = Cut::into(total, useful);
+    Cut::Pieces pieces{0, total, 0};
     std::int32_t running = 0;
-    for (std::int64_t n = 0; n < sequences_; ++n) running += chunks_of(n) > 0 ? 1 : 0;
-    if (useful <= running || total == 0) return Cut::none();
-    const Cut shortest = Cut::into(total, useful);
-    std::int32_t count = 0;
     for (std::int64_t n = 0; n < sequences_; ++n) {
-      if (chunks_of(n) > 0) count += shortest.segments(chunks_of(n));
+      const std::int32_t chunks = chunks_of(n);
+      if (chunks == 0) continue;
+      const std::int32_t count = fine.segments(chunks);
+      ++running;
+      pieces.count += count;
+      pieces.shortest = std::min(pieces.shortest, chunks / count);
+      pieces.longest = std::max(pieces.longest, chunks);
     }
-    return count <= useful ? shortest : Cut::into(total, useful - running);
+    return Cut::choose(total, running, useful, pieces);
   }
 
   double log2_bound_of_chunk(std::int64_t index, std::int32_t head) {

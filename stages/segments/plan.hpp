@@ -17,6 +17,9 @@ inline constexpr float log2_margin = -4.0F;
 /// The farthest that a segment starts in front of its begin, in chunks.
 inline constexpr std::int32_t most_lead = 64;
 
+/// Where gates are a model's usual ones.
+inline constexpr std::int32_t usual_lead = 8;
+
 /// A row of segment_slots.
 struct Slot {
   std::int32_t sequence;  ///< -1: not used
@@ -51,6 +54,28 @@ struct Cut {
   /// Segments of a sequence; one of no chunks has one, too, which hands its state on.
   GDNFLOW_BOTH_SIDES constexpr std::int32_t segments(std::int32_t chunks) const {
     return chunks <= length ? 1 : (chunks + length - 1) / length;
+  }
+
+  /// What choosing takes of all sequences of at least one chunk, with pieces no longer than `into`
+  /// of all of them and the useful segments.
+  struct Pieces {
+    std::int32_t count;     ///< in all
+    std::int32_t shortest;  ///< the shortest one's chunks
+    std::int32_t longest;   ///< the longest sequence's chunks
+  };
+  /// How sequences are cut: `running` sequences of `total` chunks, `useful` segments that run side
+  /// by side. Each sequence may round its pieces up by one; where that makes too many to run at
+  /// once, either one a sequence is set aside, or the shortest wait for a place, whichever should
+  /// be done first.
+  GDNFLOW_BOTH_SIDES static constexpr Cut choose(std::int32_t total, std::int32_t running,
+                                                 std::int32_t useful, const Pieces& pieces) {
+    const Cut fine = into(total, useful);
+    if (pieces.count <= useful) return fine;
+    const Cut coarse = running < useful ? into(total, useful - running) : none();
+    const std::int32_t count = coarse.segments(pieces.longest);
+    const std::int32_t longest =
+        (pieces.longest + count - 1) / count + (count > 1 ? usual_lead : 0);
+    return fine.length + usual_lead + pieces.shortest < longest ? fine : coarse;
   }
 
   /// Border i of a sequence's `count` segments, in its chunks: evenly spread, at multiples of the
