@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <Eigen/Dense>
@@ -227,6 +228,35 @@ CostForm fit_front(const std::vector<Group>& groups) {
   return front;
 }
 
+/// The rows beside the fit; repeated measurements by their geometric mean.
+std::vector<CostPoint> points_of(const Group& group, const CostTable& table) {
+  struct Logs {
+    double sum = 0;
+    int count = 0;
+  };
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
+  std::map<Key, Logs> logs;
+  for (const CostRow* row : group.rows) {
+    DeviceInfo device;
+    device.device = {DeviceType::cuda, 0};
+    device.name = table.gpu;
+    device.multiprocessors = row->multiprocessors;
+    const Problem problem = row->problem();
+    const double us = predicted_us(table, group.form, problem, row->capacity(), device);
+    Logs& entry = logs[{row->lengths.front(), std::ssize(row->lengths), problem.qk_heads,
+                        problem.v_heads, row->multiprocessors}];
+    entry.sum += std::log(1e3 * row->forward_ms / us);
+    ++entry.count;
+  }
+  std::vector<CostPoint> points;
+  for (const auto& [key, entry] : logs) {
+    const auto& [tokens, sequences, qk_heads, v_heads, multiprocessors] = key;
+    points.push_back(
+        {tokens, sequences, qk_heads, v_heads, multiprocessors, std::exp(entry.sum / entry.count)});
+  }
+  return points;
+}
+
 /// How far choices among the forms measured are from the best one, over some cases, and how often a
 /// form that was not measured would be chosen.
 struct Regret {
@@ -327,6 +357,7 @@ CostTable fit_costs(const std::vector<CostRow>& rows) {
   table.front = fit_front(groups);
   for (Group& group : groups) {
     fit_group(group, table.front);
+    group.form.points = points_of(group, table);
     table.forms.push_back(group.form);
   }
   return table;

@@ -65,6 +65,10 @@ Json form_json(const CostForm& form) {
   json["rows"] = form.rows;
   json["rms"] = rounded(form.rms);
   json["worst"] = rounded(form.worst);
+  for (const CostPoint& p : form.points) {
+    json["points"].push_back(
+        {p.tokens, p.sequences, p.qk_heads, p.v_heads, p.multiprocessors, rounded(p.ratio)});
+  }
   return json;
 }
 
@@ -145,7 +149,35 @@ class Reader {
     form.resident = whole<std::int32_t>(json, "resident", 1);
     form.least_tokens = whole<std::int64_t>(json, "least_tokens", 0);
     form.cut = json.contains("cut") && flag(json, "cut");
+    if (json.contains("points")) form.points = points(json.at("points"));
     return form;
+  }
+
+  std::vector<CostPoint> points(const Json& json) const {
+    if (!json.is_array()) refuse(fmt::format("points: expected a list, got {}", shown(json)));
+    std::vector<CostPoint> points;
+    for (const Json& entry : json) {
+      const auto good = [&] {
+        if (!entry.is_array() || entry.size() != 6) return false;
+        for (std::size_t i = 0; i < 5; ++i) {
+          if (!entry[i].is_number_unsigned() || entry[i].get<std::uint64_t>() == 0 ||
+              entry[i].get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max()) {
+            return false;
+          }
+        }
+        return entry[5].is_number() && std::isfinite(entry[5].get<double>()) &&
+               entry[5].get<double>() > 0;
+      };
+      if (!good()) {
+        refuse(
+            fmt::format("points: expected five whole numbers above 0 and a ratio above 0, got {}",
+                        shown(entry)));
+      }
+      points.push_back({entry[0].get<std::int64_t>(), entry[1].get<std::int64_t>(),
+                        entry[2].get<std::int32_t>(), entry[3].get<std::int32_t>(),
+                        entry[4].get<std::int32_t>(), entry[5].get<double>()});
+    }
+    return points;
   }
 
  private:
@@ -157,6 +189,32 @@ class Reader {
 
   std::string_view name_;
 };
+
+/// What measurements near a problem say of the sum of terms: a factor.
+double correction(const CostForm& form, const Problem& problem, const Capacity& capacity,
+                  std::int32_t multiprocessors) {
+  const std::int64_t tokens = std::max(tokens_of_sequence(capacity), form.least_tokens);
+  double sum = 0;
+  double weights = 1;  // the sum of terms itself, as if measured an octave away
+  for (const CostPoint& p : form.points) {
+    double square = 0;
+    const auto add = [&](std::int64_t a, std::int64_t b) {
+      const double octaves =
+          std::log2(static_cast<double>(std::max<std::int64_t>(a, 1)) / static_cast<double>(b));
+      square += octaves * octaves;
+    };
+    add(tokens, p.tokens);
+    add(capacity.max_sequences, p.sequences);
+    add(problem.qk_heads, p.qk_heads);
+    add(problem.v_heads, p.v_heads);
+    add(multiprocessors, p.multiprocessors);
+    if (square == 0) return p.ratio;
+    const double weight = 1 / (square * square);
+    sum += weight * std::log(p.ratio);
+    weights += weight;
+  }
+  return std::exp(sum / weights);
+}
 
 }  // namespace
 
@@ -205,7 +263,9 @@ double predicted_us(const CostTable& table, const CostForm& form, const Problem&
     for (std::size_t i = 0; i < terms.size(); ++i) us += part.us[i] * terms[i];
     return us;
   };
-  return sum(form) + (form.whole ? 0.0 : sum(table.front));
+  const double us = sum(form) + (form.whole ? 0.0 : sum(table.front));
+  return device.name == table.gpu ? us * correction(form, problem, capacity, device.multiprocessors)
+                                  : us;
 }
 
 std::span<const CostTable> builtin_cost_tables() {

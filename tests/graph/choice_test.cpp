@@ -7,6 +7,7 @@
 #include "support/temporary_directory.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -133,12 +134,14 @@ TEST_CASE("the choice on an H200: halves of heads while they take no more rounds
         Case{heads(16, 64), {8192, 2}, "warp-specialized", 128},
         Case{heads(8, 32), {8192, 4}, "warp-specialized", 128},
         // Three rounds of halves are shorter than two of whole heads.
-        Case{heads(8, 24), {8192, 8}, "register-state", 64},
-        Case{heads(16, 48), {8192, 4}, "register-state", 64}}) {
+        Case{heads(8, 24), {8192, 8}, "register-state", 64}}) {
     CAPTURE(c.problem.v_heads);
     CAPTURE(c.capacity.max_sequences);
     CHECK(chosen(choice_of(c.problem, c.capacity)) == tiled(c.recipe, c.tile));
   }
+  // Where launches and the solve in front count, or halves that run side by side.
+  CHECK(chosen(choice_of(heads(4, 16), {2048, 1})) == "one-pass");
+  CHECK(chosen(choice_of(heads(16, 48), {8192, 4})) == "one-pass");
   // With 14 of the multiprocessors, 8 heads leave no room for halves.
   CHECK(chosen(choice_of(heads(2, 8), {1025, 1}, h200(14))) == tiled("register-state", 128));
 }
@@ -180,7 +183,7 @@ TEST_CASE("where a kernel is refused or missing, the next best is taken")
   const Registry registry = stand_ins("register-state");
   const Choice without =
       choose(heads(2, 8), {8192, 1}, h200(), {}, builtin_cost_tables(), registry);
-  CHECK(chosen(without) == tiled("warp-specialized", 64));
+  CHECK(chosen(without) == "one-pass");
   CHECK_FALSE(find(without, "register-state").support);
 
   const Choice ampere = choice_of(heads(2, 8), {8192, 1}, other_gpu("NVIDIA A100", 80, 108));
@@ -256,13 +259,13 @@ TEST_CASE("shorter sequences than any measured get the shortest one's time, as a
   CHECK(choice.chosen()->bound);
   CHECK(to_string(choice).find("<= ") != std::string::npos);
   CHECK_FALSE(choice_of(heads(4, 16), {131200, 128}).chosen()->bound);
-  // But for the front, as long as 128 sequences of 1024 tokens, the shortest it was measured on.
+  // But for the front, as long as 128 sequences of 16 tokens, the shortest it was measured on.
   const CostTable& table = builtin_cost_tables().front();
   CostForm core = *table.find("register-state", "fused_prefill:value_tile=128");
-  CHECK(core.least_tokens == 1024);
+  CHECK(core.least_tokens == 16);
   core.whole = true;
   CHECK(predicted_us(table, core, heads(4, 16), {1024, 128}, h200()) ==
-        predicted_us(table, core, heads(4, 16), {131072, 128}, h200()));
+        predicted_us(table, core, heads(4, 16), {2048, 128}, h200()));
   CHECK(choice_of(heads(2, 8), {0, 1}).chosen() != nullptr);
 }
 
@@ -271,9 +274,9 @@ TEST_CASE("the explanation names the choice, the assumption, the figures and eve
   const std::string text =
       to_string(choice_of(heads(2, 8), {8192, 1}, other_gpu("NVIDIA GH200", 90, 144)));
   for (const char* part :
-       {"auto: register-state fused_prefill:value_tile=64\n", "8192 tokens, 1 sequence",
-        "spread evenly", "cost table of NVIDIA H200, sm_90, 132 multiprocessors",
-        "this is NVIDIA GH200, sm_90, 144", "chosen\n", "times as long\n", "recurrent"}) {
+       {"auto: one-pass\n", "8192 tokens, 1 sequence", "spread evenly",
+        "cost table of NVIDIA H200, sm_90, 132 multiprocessors", "this is NVIDIA GH200, sm_90, 144",
+        "chosen\n", "times as long\n", "recurrent"}) {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -308,6 +311,26 @@ TEST_CASE("the real variants are chosen as the stand-ins are")
   Problem narrow = heads(16, 64);
   narrow.qk_dim = narrow.v_dim = 64;
   CHECK(chosen(choose(narrow, {8192, 2}, h200())) == chosen(choice_of(narrow, {8192, 2})));
+}
+
+TEST_CASE("a measurement gives its own time, and less the farther away")
+{
+  CostTable table = builtin_cost_tables().front();
+  CostForm form = *table.find("one-pass", "");
+  form.points = {{4096, 2, 4, 16, 132, 1.5}};
+  const auto ratio = [&](const Problem& problem, const Capacity& capacity) {
+    CostForm bare = form;
+    bare.points.clear();
+    return predicted_us(table, form, problem, capacity, h200()) /
+           predicted_us(table, bare, problem, capacity, h200());
+  };
+  CHECK(ratio(heads(4, 16), {8192, 2}) == doctest::Approx(1.5));
+  CHECK(ratio(heads(4, 16), {16384, 2}) == doctest::Approx(std::sqrt(1.5)));  // an octave away
+  CHECK(ratio(heads(2, 8), {8192, 2}) < std::sqrt(1.5));
+  CHECK(ratio(heads(4, 16), {1 << 20, 2}) < 1.001);
+  // Of another GPU they say nothing.
+  CHECK(predicted_us(table, form, heads(4, 16), {8192, 2}, other_gpu("NVIDIA GH200", 90, 132)) <
+        predicted_us(table, form, heads(4, 16), {8192, 2}, h200()));
 }
 
 TEST_CASE("a prediction is its terms times their factors")

@@ -31,6 +31,16 @@ inline constexpr std::array<std::string_view, 7> cost_terms{
     "launch", "round", "step", "crowded_step", "work", "traffic", "segments"};
 using CostFactors = std::array<double, cost_terms.size()>;
 
+/// A measurement beside what the fitted numbers give for it.
+struct CostPoint {
+  std::int64_t tokens = 0;     ///< of a sequence
+  std::int64_t sequences = 0;  ///< equally long
+  std::int32_t qk_heads = 0;
+  std::int32_t v_heads = 0;
+  std::int32_t multiprocessors = 0;
+  double ratio = 1;  ///< measured forward time over the sum of terms
+};
+
 /// The fitted numbers of a pipeline with its options.
 struct CostForm {
   std::string pipeline;  ///< the recipe's id
@@ -45,6 +55,7 @@ struct CostForm {
   std::int32_t rows = 0;          ///< measurements that it was fitted to
   double rms = 0;                 ///< relative residual of the fit, root mean square
   double worst = 0;               ///< the largest
+  std::vector<CostPoint> points;  ///< the measurements
 };
 
 /// The forms of one GPU.
@@ -66,11 +77,15 @@ GDNFLOW_API CostFactors terms_of(const CostForm& form, const Problem& problem,
                                  const Capacity& capacity, std::int32_t multiprocessors,
                                  double traffic = 1.0);
 
-/// The time of a forward in microseconds. Another GPU than the table's has its own number of
-/// multiprocessors, and memory in proportion to it; the table's own GPU has its whole memory even
-/// where a program is given a part of the multiprocessors. For sequences shorter than any that were
-/// measured, the time of the shortest measured: a bound from above. Head dims other than 128 are
-/// given the times of 128, so their order alone means something.
+/// The time of a forward in microseconds: the sum of terms, and on the table's own GPU times what
+/// measurements near by say of it. A measurement counts by the inverse fourth power of its
+/// distance, in octaves of tokens, sequences, heads and multiprocessors; the sum alone counts as
+/// one at an octave. So a problem that was measured gets its own time, and far from all the sum is
+/// left. Another GPU than the table's has its own number of multiprocessors, and memory in
+/// proportion to it; the table's own GPU has its whole memory even where a program is given a part
+/// of the multiprocessors. For sequences shorter than any that were measured, the time of the
+/// shortest measured: a bound from above. Head dims other than 128 are given the times of 128, so
+/// their order alone means something.
 GDNFLOW_API double predicted_us(const CostTable& table, const CostForm& form,
                                 const Problem& problem, const Capacity& capacity,
                                 const DeviceInfo& device);
