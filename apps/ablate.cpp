@@ -22,10 +22,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -445,7 +448,17 @@ int run(const po::variables_map& arguments) {
       }
     }
     std::vector<CostRow> rows;
+    std::set<std::filesystem::path> seen;
     for (const std::string& path : arguments["fit"].as<std::vector<std::string>>()) {
+      std::error_code none;
+      if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none)) {
+        throw Error(ErrorCode::io, fmt::format("--fit {}: expected a file of rows, got something "
+                                               "else",
+                                               path));
+      }
+      if (!seen.insert(std::filesystem::weakly_canonical(path, none)).second) {
+        throw UsageError(fmt::format("--fit: expected each file once, got '{}' again", path));
+      }
       std::vector<CostRow> more = cost_rows_from(path, read_file(path));
       rows.insert(rows.end(), std::make_move_iterator(more.begin()),
                   std::make_move_iterator(more.end()));

@@ -1,20 +1,26 @@
 #include "common/cost_rows.hpp"
 
 #include <gdnflow/error.hpp>
+#include <gdnflow/recipes.hpp>
 
 #include "common/arguments.hpp"
 #include "common/csv.hpp"
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <numeric>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace gdnflow::apps {
 namespace {
+
+/// An hour.
+constexpr double most_ms = 3.6e6;
 
 class RowReader {
  public:
@@ -27,6 +33,13 @@ class RowReader {
     cost.multiprocessors = small("multiprocessors");
     read_case(cost);
     cost.pipeline = csv_.at(row_, "pipeline");
+    const auto known = [&](const Recipe& recipe) { return recipe.id == cost.pipeline; };
+    if (std::none_of(recipes().begin(), recipes().end(), known)) {
+      std::vector<std::string_view> ids;
+      for (const Recipe& recipe : recipes()) ids.push_back(recipe.id);
+      refuse(fmt::format("pipeline: expected one of {}, got '{}'", fmt::join(ids, ", "),
+                         cost.pipeline));
+    }
     cost.options = csv_.at(row_, "options");
     if (!csv_.at(row_, "core_ms").empty()) cost.core_ms = milliseconds("core_ms");
     cost.forward_ms = milliseconds("forward_ms");
@@ -48,8 +61,9 @@ class RowReader {
     double value = 0;
     const char* const end = text.data() + text.size();
     const auto parsed = std::from_chars(text.data(), end, value);
-    if (parsed.ec != std::errc{} || parsed.ptr != end || !std::isfinite(value) || value <= 0) {
-      refuse(fmt::format("{}: expected a number above 0, got '{}'", column, text));
+    if (parsed.ec != std::errc{} || parsed.ptr != end || !(value > 0) || value > most_ms) {
+      refuse(fmt::format("{}: expected a number above 0, at most {}, got '{}'", column, most_ms,
+                         text));
     }
     return value;
   }

@@ -1,5 +1,6 @@
 #include <gdnflow/costs.hpp>
 #include <gdnflow/error.hpp>
+#include <gdnflow/recipes.hpp>
 
 #include "builtin_costs.hpp"
 
@@ -78,8 +79,11 @@ class Reader {
   explicit Reader(std::string_view name) : name_(name) {}
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw Error(ErrorCode::format, fmt::format("cost table {}: {}", name_, what));
+    throw Error(ErrorCode::format, fmt::format("cost table {}: {}{}", name_, place_, what));
   }
+
+  /// What comes is read from form number `index`, and what is wrong with it is said to be there.
+  void enter_form(std::size_t index) { place_ = fmt::format("forms[{}]: ", index); }
 
   const Json& at(const Json& json, const char* key) const {
     if (!json.is_object() || !json.contains(key)) {
@@ -116,8 +120,10 @@ class Reader {
 
   double positive(const Json& json, const char* key) const {
     const Json& value = at(json, key);
-    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0) {
-      refuse(fmt::format("{}: expected a number of at least 0, got {}", key, shown(value)));
+    // An hour is more than any term of a forward; sums of such stay finite.
+    constexpr double most = 3.6e9;
+    if (!value.is_number() || !(value.get<double>() >= 0) || value.get<double>() > most) {
+      refuse(fmt::format("{}: expected a number from 0 to {}, got {}", key, most, shown(value)));
     }
     return value.get<double>();
   }
@@ -142,6 +148,13 @@ class Reader {
   CostForm form(const Json& json) const {
     CostForm form = factors(json);
     form.pipeline = text(json, "pipeline");
+    const auto known = [&](const Recipe& recipe) { return recipe.id == form.pipeline; };
+    if (std::none_of(recipes().begin(), recipes().end(), known)) {
+      std::vector<std::string_view> ids;
+      for (const Recipe& recipe : recipes()) ids.push_back(recipe.id);
+      refuse(fmt::format("pipeline: expected one of {}, got '{}'", fmt::join(ids, ", "),
+                         form.pipeline));
+    }
     form.options = text(json, "options");
     form.whole = flag(json, "whole");
     form.columns = whole<std::int32_t>(json, "columns", 1);
@@ -188,6 +201,7 @@ class Reader {
   }
 
   std::string_view name_;
+  std::string place_;
 };
 
 /// What measurements near a problem say of the sum of terms: a factor.
@@ -293,7 +307,7 @@ const CostTable* cost_table_for(const DeviceInfo& device, std::span<const CostTa
 }
 
 CostTable parse_cost_table(std::string_view name, std::string_view text) {
-  const Reader reader(name);
+  Reader reader(name);
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded()) reader.refuse("expected JSON, got something else");
   const auto version = reader.whole<std::int64_t>(json, "format", 0);
@@ -308,10 +322,11 @@ CostTable parse_cost_table(std::string_view name, std::string_view text) {
   const Json& forms = reader.at(json, "forms");
   if (!forms.is_array() || forms.empty()) reader.refuse("forms: expected a list of them");
   for (const Json& entry : forms) {
+    reader.enter_form(table.forms.size());
     CostForm form = reader.form(entry);
     if (table.find(form.pipeline, form.options) != nullptr) {
       reader.refuse(
-          fmt::format("forms: expected each once, got {} {} again", form.pipeline, form.options));
+          fmt::format("expected each once, got {} {} again", form.pipeline, form.options));
     }
     table.forms.push_back(std::move(form));
   }

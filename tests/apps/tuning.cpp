@@ -72,8 +72,8 @@ TEST_CASE("a fit finds the factors that rows were made with, and how many blocks
       const int rounds = (heads + 19) / 20;
       const int core = 20 + rounds * (3 + chunks * (heads > 10 ? 3 : 2));
       rows += "x,G,90,10," + std::to_string(chunks * 64) + "_1_" + std::to_string(heads) +
-              ",mine,," + std::to_string(core * 1e-3) + "," + std::to_string((core + 5) * 1e-3) +
-              "\n";
+              ",fused-128,," + std::to_string(core * 1e-3) + "," +
+              std::to_string((core + 5) * 1e-3) + "\n";
     }
   }
   const TemporaryFolder folder;
@@ -88,7 +88,7 @@ TEST_CASE("a fit finds the factors that rows were made with, and how many blocks
   CHECK(table.at("front").at("us").at("launch") == doctest::Approx(5).epsilon(1e-3));
   REQUIRE(table.at("forms").size() == 1);
   const Json& form = table.at("forms")[0];
-  CHECK(form.at("pipeline") == "mine");
+  CHECK(form.at("pipeline") == "fused-128");
   CHECK(form.at("resident") == 2);
   CHECK(form.at("least_tokens") == 64);
   CHECK(form.at("rms").get<double>() < 1e-3);
@@ -121,15 +121,21 @@ TEST_CASE("tuning refuses what it cannot be done with, in one line")
   refuse({"--tune", table, "--rows", rows}, "--rows: expected --commit SHA");
   refuse({"--tune", table, "--json"}, "--tune: expected --json");
   refuse({"--fit", folder / "none.csv", "--tune", table}, "none.csv");
+  refuse({"--fit", "/dev/zero", "--tune", table}, "/dev/zero: expected a file of rows");
   refuse({"--fit", rows, "--tune", table, "--seconds", "1"}, "--seconds: expected without --fit");
   refuse({"--fit", rows, "--tune", folder / "./rows.csv"}, "which --fit reads");
-  refuse_row("x,G,90,10,64_1_2,mine,,0.1", "rows.csv:2: expected 9 fields");
-  refuse_row("x,G,90,10,short,mine,,0.1,0.2", "rows.csv:2: case:");
-  refuse_row("x,G,90,10,64_3_2,mine,,0.1,0.2", "rows.csv:2: case:");
-  refuse_row("x,G,90,10,64_1_2,mine,,0.1,-1", "rows.csv:2: forward_ms:");
-  refuse_row("x,G,90,0,64_1_2,mine,,0.1,0.2", "multiprocessors");
-  refuse_row("x,G,90,10,64_1_2,mine,,0.1,0.2", "expected at least 6 rows");
-  refuse_row("x,G,90,10,64_1_2,mine,,0.1,0.2\nx,H,90,10,64_1_2,mine,,0.1,0.2", "'G' and 'H'");
+  refuse_row("x,G,90,10,64_1_2,fused-128,,0.1", "rows.csv:2: expected 9 fields");
+  refuse_row("x,G,90,10,64_1_2,mine,,0.1,0.2", "rows.csv:2: pipeline: expected one of naive,");
+  refuse_row("x,G,90,10,64_1_2,naive,,0.1,1e300",
+             "rows.csv:2: forward_ms: expected a number above");
+  refuse_row("x,G,90,10,short,fused-128,,0.1,0.2", "rows.csv:2: case:");
+  refuse_row("x,G,90,10,64_3_2,fused-128,,0.1,0.2", "rows.csv:2: case:");
+  refuse_row("x,G,90,10,64_1_2,fused-128,,0.1,-1", "rows.csv:2: forward_ms:");
+  refuse_row("x,G,90,0,64_1_2,fused-128,,0.1,0.2", "multiprocessors");
+  refuse_row("x,G,90,10,64_1_2,fused-128,,0.1,0.2", "expected at least 6 rows");
+  refuse({"--fit", rows, "--fit", rows, "--tune", table}, "expected each file once");
+  refuse_row("x,G,90,10,64_1_2,fused-128,,0.1,0.2\nx,H,90,10,64_1_2,fused-128,,0.1,0.2",
+             "'G' and 'H'");
   CHECK(read_text(table).empty());
 }
 

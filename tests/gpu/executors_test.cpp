@@ -286,7 +286,8 @@ TEST_CASE("a run is captured into a graph of the caller's, branches kept apart")
     }
     CHECK(by_eager.roots() == 1);
     // The gates, the norms and, where there is one, the chunk table wait for nothing.
-    const std::vector<Node>& nodes = gpu_plan(recipe, host).pipeline().nodes();
+    const Plan plan = gpu_plan(recipe, host);
+    const auto nodes = plan.pipeline().nodes();
     const bool has_table = std::any_of(nodes.begin(), nodes.end(), [](const Node& node) {
       return node.stage.name == "chunk_index";
     });

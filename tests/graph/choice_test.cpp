@@ -441,7 +441,10 @@ TEST_CASE("a table is read as it was written, and refused with what is wrong")
   refused("\"format\": 1", "\"format\": 2", "format: expected 1, got 2");
   refused("\"gpu\": \"NVIDIA H200\"", "\"gpu\": 7", "gpu: expected text, got 7");
   refused("\"multiprocessors\": 132", "\"multiprocessors\": 0", "got 0");
-  refused("\"launch\": ", "\"launch\": -", "launch: expected a number of at least 0");
+  refused("\"launch\": ", "\"launch\": -", "launch: expected a number from 0 to");
+  refused("\"launch\": ", "\"launch\": 1e300, \"round\": ", "launch: expected a number from 0 to");
+  refused("\"naive\"", "\"native\"", "forms[0]: pipeline: expected one of naive, ");
+  refused("\"points\": [", "\"points\": [[1, 2, 3, 4, 5, 0],", "forms[0]: points: expected five");
   refused("\"launch\": ", "\"lunch\": ", "'lunch'");
   refused("\"whole\": true", "\"whole\": 1", "whole: expected true or false, got 1");
   refused("\"columns\": 32", "\"columns\": 99999999999", "columns: expected a whole number");
