@@ -368,7 +368,7 @@ TEST_CASE("a form that cuts sequences is as long as its longest segment")
   table.capability = 90;
   table.multiprocessors = 132;
   CostForm form;
-  form.pipeline = "mine";
+  form.pipeline = "fused-128";
   form.whole = true;
   form.columns = 64;
   form.us = {0, 0, 1.0, 0, 0, 0, 100.0};
