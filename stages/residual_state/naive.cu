@@ -77,8 +77,8 @@ struct Form {
   }
 };
 
-template <class T, int D>
 // Three blocks a multiprocessor, as it comes out anyway: said, so that nothing spills for it.
+template <class T, int D>
 __global__ void __launch_bounds__(StateWalkConfig<D>::threads, 3)
     residual_state_kernel(const __grid_constant__ typename Form<T, D>::Params p) {
   walk_states<T, D, Form<T, D>>(p, device::dynamic_shared<typename Form<T, D>::Storage>());
