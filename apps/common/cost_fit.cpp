@@ -159,6 +159,15 @@ void take(CostForm& form, const Fit& found, std::size_t rows) {
   form.rows = static_cast<std::int32_t>(rows);
 }
 
+/// The part of a GPU that a row was measured on.
+DeviceInfo device_of(const CostRow& row) {
+  DeviceInfo device;
+  device.device = {DeviceType::cuda, 0};
+  device.name = row.gpu;
+  device.multiprocessors = row.multiprocessors;
+  return device;
+}
+
 /// Whether a form cuts the sequences of a row.
 bool is_cut(const CostForm& form, const CostRow& row) {
   return form.cut &&
@@ -167,22 +176,21 @@ bool is_cut(const CostForm& form, const CostRow& row) {
 
 /// What of a row's forward time is the form's own, in ms. Not the time of its core: where sequences
 /// are cut, a part of the core runs beside the front.
-double own_ms(const CostForm& form, const CostForm& front, const CostRow& row) {
+double own_ms(const CostForm& form, const CostTable& table, const CostRow& row) {
   if (form.whole) return row.forward_ms;
-  const CostFactors terms = terms_of(front, row.problem(), row.capacity(), row.multiprocessors);
-  double us = 0;
-  for (std::size_t i = 0; i < terms.size(); ++i) us += terms[i] * front.us[i];
+  // A form that takes no time leaves the front's.
+  const double us = predicted_us(table, {}, row.problem(), row.capacity(), device_of(row));
   constexpr double least_share = 0.2;
   return std::max(row.forward_ms - us / 1e3, least_share * row.forward_ms);
 }
 
-void fit_group(Group& group, const CostForm& front) {
+void fit_group(Group& group, const CostTable& table) {
   CostForm& form = group.form;
   std::int64_t least = group.rows.front()->lengths.front();
   for (const CostRow* row : group.rows) least = std::min(least, row->lengths.front());
   std::vector<double> ms;
   for (const CostRow* row : group.rows) {
-    ms.push_back(own_ms(form, front, *row));
+    ms.push_back(own_ms(form, table, *row));
   }
   std::optional<Fit> best;
   CostForm trial = form;
@@ -237,12 +245,8 @@ std::vector<CostPoint> points_of(const Group& group, const CostTable& table) {
   using Key = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
   std::map<Key, Logs> logs;
   for (const CostRow* row : group.rows) {
-    DeviceInfo device;
-    device.device = {DeviceType::cuda, 0};
-    device.name = table.gpu;
-    device.multiprocessors = row->multiprocessors;
     const Problem problem = row->problem();
-    const double us = predicted_us(table, group.form, problem, row->capacity(), device);
+    const double us = predicted_us(table, group.form, problem, row->capacity(), device_of(*row));
     Logs& entry = logs[{row->lengths.front(), std::ssize(row->lengths), problem.qk_heads,
                         problem.v_heads, row->multiprocessors}];
     entry.sum += std::log(1e3 * row->forward_ms / us);
@@ -313,10 +317,7 @@ std::string describe_choices(const CostTable& table, const std::vector<CostRow>&
   for (const auto& [name, measured] : cases) {
     if (measured.forms.size() < 2) continue;
     const CostRow& row = *measured.row;
-    DeviceInfo device;
-    device.device = {DeviceType::cuda, 0};
-    device.name = row.gpu;
-    device.multiprocessors = row.multiprocessors;
+    const DeviceInfo device = device_of(row);
     constexpr double never = std::numeric_limits<double>::infinity();
     double best = never;    // ms, measured
     double chosen = never;  // ms, measured
@@ -356,7 +357,7 @@ CostTable fit_costs(const std::vector<CostRow>& rows) {
   std::vector<Group> groups = groups_of(rows);
   table.front = fit_front(groups);
   for (Group& group : groups) {
-    fit_group(group, table.front);
+    fit_group(group, table);
     group.form.points = points_of(group, table);
     table.forms.push_back(group.form);
   }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace gdnflow::apps {
 namespace {
@@ -33,12 +32,8 @@ class RowReader {
     cost.multiprocessors = small("multiprocessors");
     read_case(cost);
     cost.pipeline = csv_.at(row_, "pipeline");
-    const auto known = [&](const Recipe& recipe) { return recipe.id == cost.pipeline; };
-    if (std::none_of(recipes().begin(), recipes().end(), known)) {
-      std::vector<std::string_view> ids;
-      for (const Recipe& recipe : recipes()) ids.push_back(recipe.id);
-      refuse(fmt::format("pipeline: expected one of {}, got '{}'", fmt::join(ids, ", "),
-                         cost.pipeline));
+    if (!is_recipe(cost.pipeline)) {
+      refuse(fmt::format("pipeline: expected one of {}, got '{}'", recipe_ids(), cost.pipeline));
     }
     cost.options = csv_.at(row_, "options");
     if (!csv_.at(row_, "core_ms").empty()) cost.core_ms = milliseconds("core_ms");

@@ -28,11 +28,6 @@ std::vector<const Recipe*> by_preference() {
   return order;
 }
 
-bool is_recipe(std::string_view id) {
-  const auto all = recipes();
-  return std::any_of(all.begin(), all.end(), [&](const Recipe& r) { return r.id == id; });
-}
-
 /// What a pipeline's times are known by: the kernel that recipes are named after, which an override
 /// may have replaced, else the recipe.
 std::string form_of(const Pipeline& pipeline) {

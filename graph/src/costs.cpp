@@ -148,12 +148,8 @@ class Reader {
   CostForm form(const Json& json) const {
     CostForm form = factors(json);
     form.pipeline = text(json, "pipeline");
-    const auto known = [&](const Recipe& recipe) { return recipe.id == form.pipeline; };
-    if (std::none_of(recipes().begin(), recipes().end(), known)) {
-      std::vector<std::string_view> ids;
-      for (const Recipe& recipe : recipes()) ids.push_back(recipe.id);
-      refuse(fmt::format("pipeline: expected one of {}, got '{}'", fmt::join(ids, ", "),
-                         form.pipeline));
+    if (!is_recipe(form.pipeline)) {
+      refuse(fmt::format("pipeline: expected one of {}, got '{}'", recipe_ids(), form.pipeline));
     }
     form.options = text(json, "options");
     form.whole = flag(json, "whole");

@@ -196,13 +196,11 @@ constexpr std::array<Recipe, 11> ladder{{
 
 const Recipe& find_recipe(std::string_view id) {
   if (id.empty()) id = "auto";
-  std::vector<std::string_view> known;
-  for (const Recipe& recipe : ladder) {
-    if (recipe.id == id) return recipe;
-    known.push_back(recipe.id);
-  }
+  const auto found = std::find_if(ladder.begin(), ladder.end(),
+                                  [&](const Recipe& recipe) { return recipe.id == id; });
+  if (found != ladder.end()) return *found;
   throw Error(ErrorCode::invalid_argument,
-              fmt::format("recipe: expected one of [{}], got '{}'", fmt::join(known, ", "), id));
+              fmt::format("recipe: expected one of [{}], got '{}'", recipe_ids(), id));
 }
 
 Pipeline automatic(const Recipe& recipe, const Registry& registry, const Problem& problem,
@@ -220,6 +218,17 @@ Pipeline automatic(const Recipe& recipe, const Registry& registry, const Problem
 }  // namespace
 
 std::span<const Recipe> recipes() { return ladder; }
+
+bool is_recipe(std::string_view id) noexcept {
+  return std::any_of(ladder.begin(), ladder.end(),
+                     [&](const Recipe& recipe) { return recipe.id == id; });
+}
+
+std::string recipe_ids() {
+  std::vector<std::string_view> ids;
+  for (const Recipe& recipe : ladder) ids.push_back(recipe.id);
+  return fmt::format("{}", fmt::join(ids, ", "));
+}
 
 Pipeline make_pipeline(std::string_view id, const Problem& problem, const Capacity& capacity,
                        const DeviceInfo& device, const VariantOverrides& overrides,

@@ -1042,6 +1042,26 @@ inline device::StatePool waiting_states(const StageCall& call, const TensorView&
   return pool;
 }
 
+/// Of a kernel that works on segments.
+inline OptionSpec segments_option() {
+  return {"segments",
+          "1: few heads' sequences are cut where their past has faded, 0: never",
+          1,
+          {0, 1}};
+}
+
+/// Whether sequences are cut: where halves of the heads leave room for two segments of each.
+inline bool segmented(const VariantQuery& query) {
+  return option_or(query.options, "segments", 1) != 0 &&
+         segments::useful_segments(query.problem, query.device) > 1;
+}
+
+/// Slots that blocks are started for: without cuts, sequences.
+inline std::int64_t slots_to_run(const VariantQuery& query) {
+  return segmented(query) ? segments::slot_count(query.problem, query.capacity, query.device)
+                          : query.capacity.max_sequences;
+}
+
 /// Scratch of a kernel that works on segments: marks, and final states of cut sequences, of which
 /// there are at most as many as there are cuts.
 inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query) {

@@ -113,12 +113,6 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
 
 // ---------------------------------------------------------------------------------------------
 
-// Whether sequences are cut: where halves of the heads leave room for two segments of each.
-bool segmented(const VariantQuery& query) {
-  return option_or(query.options, "segments", 1) != 0 &&
-         segments::useful_segments(query.problem, query.device) > 1;
-}
-
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
@@ -130,10 +124,7 @@ int value_tile(const VariantQuery& query) {
 }
 
 std::int64_t blocks(const VariantQuery& query) {
-  const int tile = value_tile(query);
-  if (!segmented(query)) return sm90_blocks(query, tile);
-  return segments::slot_count(query.problem, query.capacity, query.device) * query.problem.v_heads *
-         (dim / tile);
+  return slots_to_run(query) * query.problem.v_heads * (dim / value_tile(query));
 }
 
 Support supports(const VariantQuery& query) { return supports_sm90(query, blocks(query)); }
@@ -208,10 +199,7 @@ Variant register_state() {
   variant.target = DeviceType::cuda;
   variant.options = {
       {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
-      {"segments",
-       "1: few heads' sequences are cut where their past has faded, 0: never",
-       1,
-       {0, 1}},
+      segments_option(),
   };
   variant.supports = supports;
   variant.scratch = scratch;

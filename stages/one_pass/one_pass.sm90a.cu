@@ -391,19 +391,8 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
 
 // ---------------------------------------------------------------------------------------------
 
-// Whether sequences are cut: where halves of the heads leave room for two segments of each.
-bool segmented(const VariantQuery& query) {
-  return option_or(query.options, "segments", 1) != 0 &&
-         segments::useful_segments(query.problem, query.device) > 1;
-}
-
-std::int64_t slots(const VariantQuery& query) {
-  return segmented(query) ? segments::slot_count(query.problem, query.capacity, query.device)
-                          : query.capacity.max_sequences;
-}
-
 std::int64_t blocks(const VariantQuery& query) {
-  return slots(query) * query.problem.v_heads * splits;
+  return slots_to_run(query) * query.problem.v_heads * splits;
 }
 
 Support supports(const VariantQuery& query) { return supports_sm90(query, blocks(query)); }
@@ -430,8 +419,9 @@ std::vector<ScratchSpec> scratch(const VariantQuery& query) {
                                   {"checkpoint_offsets", sequences},
                                   {"counts", 4 * sizeof(std::int32_t)}};
   if (!segmented(query)) return pieces;
-  const std::int64_t entries = slots(query) * query.problem.v_heads;
-  pieces.push_back({"slots", slots(query) * static_cast<std::int64_t>(sizeof(segments::Slot))});
+  const std::int64_t entries = slots_to_run(query) * query.problem.v_heads;
+  pieces.push_back(
+      {"slots", slots_to_run(query) * static_cast<std::int64_t>(sizeof(segments::Slot))});
   pieces.push_back({"segment_starts", entries * static_cast<std::int64_t>(sizeof(std::int32_t))});
   pieces.push_back({"segment_bounds", entries * static_cast<std::int64_t>(sizeof(float))});
   pieces.push_back({"segment_growth", entries * 4 * static_cast<std::int64_t>(sizeof(float))});
@@ -460,7 +450,7 @@ Params params_of(const StageCall& call, const VariantQuery& query) {
   params.segments.log2_bounds = params.log2_bounds;
   params.segments.log2_growth = call.scratch[plan_growth].as<float>();
   params.segments.marks = call.scratch[marks].as<float>();
-  params.segments.capacity = static_cast<std::int32_t>(slots(query));
+  params.segments.capacity = static_cast<std::int32_t>(slots_to_run(query));
   params.waiting = waiting_states(call, call.scratch.back());
   return params;
 }
@@ -512,12 +502,7 @@ Variant one_pass() {
   variant.id = "one-pass";
   variant.description = "sums, inverse and recurrence in one walk, in registers where it can be";
   variant.target = DeviceType::cuda;
-  variant.options = {
-      {"segments",
-       "1: few heads' sequences are cut where their past has faded, 0: never",
-       1,
-       {0, 1}},
-  };
+  variant.options = {segments_option()};
   variant.supports = supports;
   variant.scratch = scratch;
   variant.working_type = activation_type;

@@ -27,6 +27,11 @@ struct Recipe {
 /// Problem adds.
 GDNFLOW_API std::span<const Recipe> recipes();
 
+/// Whether there is a recipe of this id; "" is none.
+GDNFLOW_API bool is_recipe(std::string_view id) noexcept;
+/// The ids of all, as a message lists them: "naive, residual, ...".
+GDNFLOW_API std::string recipe_ids();
+
 /// Builds the pipeline of a recipe; an empty id stands for "auto", which takes one of the others by
 /// predicted time (gdnflow/choice.hpp). Errors: invalid_argument for an unknown id (the message
 /// lists them), and whatever PipelineBuilder::build throws.
