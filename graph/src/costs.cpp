@@ -241,10 +241,12 @@ CostFactors terms_of(const CostForm& form, const Problem& problem, const Capacit
   const std::int64_t width = std::max(multiprocessors, 1);
   const std::int64_t tokens = std::max(tokens_of_sequence(capacity), form.least_tokens);
   const std::int64_t heads = capacity.max_sequences * problem.v_heads;
-  const std::int64_t blocks =
-      heads * ceil_div(problem.v_dim, std::min(form.columns, problem.v_dim));
+  const std::int64_t blocks_of_head =
+      ceil_div(problem.v_dim, std::min(form.columns, problem.v_dim));
+  const std::int64_t blocks = heads * blocks_of_head;
   const auto rounds = static_cast<double>(ceil_div(blocks, width * form.resident));
-  const std::int64_t segments = form.cut ? useful_segments(problem, multiprocessors) : 1;
+  const std::int64_t segments =
+      form.cut ? useful_segments(problem, multiprocessors, blocks_of_head) : 1;
   std::int64_t chain = ceil_div(tokens, form.step_tokens);
   if (segments > capacity.max_sequences) {
     chain = steps_when_cut(chain, capacity.max_sequences, segments);

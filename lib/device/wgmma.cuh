@@ -84,18 +84,21 @@ __device__ __forceinline__ void forget(float (&d)[Count]) {
 // last arguments say.
 
 // clang-format off
-#define GDNFLOW_NAMES_32                                                   \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define GDNFLOW_NAMES_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define GDNFLOW_NAMES_32 \
+  GDNFLOW_NAMES_16       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define GDNFLOW_NAMES_64                                                               \
   GDNFLOW_NAMES_32                                                                     \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define GDNFLOW_OUT_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define GDNFLOW_OUT_16(i) \
+#define GDNFLOW_OUT_16_FROM(i) \
   GDNFLOW_OUT_4(i), GDNFLOW_OUT_4(i + 4), GDNFLOW_OUT_4(i + 8), GDNFLOW_OUT_4(i + 12)
-#define GDNFLOW_OUT_32 GDNFLOW_OUT_16(0), GDNFLOW_OUT_16(16)
-#define GDNFLOW_OUT_64 GDNFLOW_OUT_32, GDNFLOW_OUT_16(32), GDNFLOW_OUT_16(48)
+#define GDNFLOW_OUT_16 GDNFLOW_OUT_16_FROM(0)
+#define GDNFLOW_OUT_32 GDNFLOW_OUT_16, GDNFLOW_OUT_16_FROM(16)
+#define GDNFLOW_OUT_64 GDNFLOW_OUT_32, GDNFLOW_OUT_16_FROM(32), GDNFLOW_OUT_16_FROM(48)
 
 // o0 ... o6: the numbers of the operands that may follow COUNT accumulators.
 #define GDNFLOW_WGMMA(ELEMENT, TYPE, WIDTH, COUNT, o0, o1, o2, o3, o4, o5, o6)                     \
@@ -121,6 +124,7 @@ __device__ __forceinline__ void forget(float (&d)[Count]) {
                    "n"(TransposeB));                                                               \
   }
 #define GDNFLOW_WGMMA_WIDTHS(ELEMENT, TYPE)                                               \
+  GDNFLOW_WGMMA(ELEMENT, TYPE, "32", 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22") \
   GDNFLOW_WGMMA(ELEMENT, TYPE, "64", 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38") \
   GDNFLOW_WGMMA(ELEMENT, TYPE, "128", 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 
@@ -133,9 +137,11 @@ GDNFLOW_WGMMA_WIDTHS(__half, "f16")
 #undef GDNFLOW_OUT_64
 #undef GDNFLOW_OUT_32
 #undef GDNFLOW_OUT_16
+#undef GDNFLOW_OUT_16_FROM
 #undef GDNFLOW_OUT_4
 #undef GDNFLOW_NAMES_64
 #undef GDNFLOW_NAMES_32
+#undef GDNFLOW_NAMES_16
 
 /// D += A B for one step of 16, A and B in shared memory. A transposed operand is one whose M or N
 /// dimension is contiguous (descriptor_mn_major).

@@ -60,8 +60,8 @@ float Problem::effective_scale() const noexcept {
   return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(qk_dim));
 }
 
-std::int64_t useful_segments(const Problem& problem, std::int32_t multiprocessors) noexcept {
-  constexpr std::int64_t blocks_of_head = 2;
+std::int64_t useful_segments(const Problem& problem, std::int32_t multiprocessors,
+                             std::int64_t blocks_of_head) noexcept {
   return std::clamp<std::int64_t>(multiprocessors / (problem.v_heads * blocks_of_head), 1,
                                   most_cuts);
 }

@@ -108,6 +108,8 @@ enum class Form : int {
 };
 template <Form form>
 inline constexpr bool cuts = form == Form::segments || form == Form::segments_checkpoints;
+template <Form form>
+inline constexpr bool stores_checkpoints = form != Form::plain&& form != Form::segments;
 
 // A block's shape: `Groups` state groups, each with 64 value columns of a head; where it solves, A
 // is not read but made, by a group of its own.
@@ -142,8 +144,9 @@ struct Config {
 struct Gates {
   float4 residual[rows / 2];  // beta gamma of both, beta of both
   float2 decay[rows / 2];
-  float log2_gamma[rows], gamma[rows];
-  float fade;  // gamma of the last token
+  float log2_gamma[rows];
+  float query[rows];  // scale gamma
+  float fade;         // gamma of the last token
   int first_token, tokens;
 };
 
@@ -218,11 +221,11 @@ template <class Shape>
 __device__ __forceinline__ void init_rings(SharedStorage<Shape>& shared) {
   constexpr int readers = (Shape::groups + 1) * group_threads;
   for (int i = 0; i < Shape::key_stages; ++i) {
-    shared.full_keys[i].init(1 + 32);  // the announced bytes, and the producer's lanes
+    shared.full_keys[i].init(1 + 32);  // the announced bytes, and every lane of the producer
     shared.empty_keys[i].init(readers + (Shape::solves ? group_threads : 0));
   }
   for (int i = 0; i < Shape::query_stages; ++i) {
-    shared.full_queries[i].init(1);
+    shared.full_queries[i].init(1 + 32);
     shared.empty_queries[i].init(readers);
   }
   shared.loaded_keys.init(1);
@@ -326,10 +329,9 @@ __device__ __forceinline__ void sum_over_chunk(float (&g)[2], int last) {
   g[1] = sum;
 }
 
-template <class Shape>
+template <class Shape, class Queries>
 __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const Task& w,
-                                             typename SharedStorage<Shape>::Queries& queries,
-                                             Barrier& loaded, int token) {
+                                             Queries& queries, Barrier& loaded, int token) {
   for (int c = 0; c < Shape::groups; ++c) {
     device::load_box(queries.v + c * panel_bytes, p.v, loaded, w.first_column + 64 * c, w.head,
                      token);
@@ -339,9 +341,8 @@ __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const
   }
 }
 
-template <class Shape>
-__device__ void produce_keys(const RegisterStateParams& p, const Task& w,
-                             SharedStorage<Shape>& shared) {
+template <class Shape, class Shared>
+__device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared& shared) {
   if (w.chunks == 0) return;
   const int lane = threadIdx.x % 32;
   int first = w.chunk.first_token;
@@ -365,7 +366,11 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w,
     Barrier& full = shared.full_keys[slot.index];
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);
     // A that is made here lies on zeros that stay.
-    if constexpr (!Shape::solves) device::poison_freed(keys);
+    if constexpr (Shape::solves) {
+      device::poison_freed(keys.k);
+    } else {
+      device::poison_freed(keys);
+    }
     if constexpr (Shape::one_ring) device::poison_freed(shared.queries[slot.index]);
     if (lane == 0) {
       Barrier& loaded = tokens == rows ? full : shared.loaded_keys;
@@ -396,7 +401,7 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w,
     }
     gates.residual[lane] = {beta[0] * gamma[0], beta[1] * gamma[1], beta[0], beta[1]};
     gates.decay[lane] = {decay[0], decay[1]};
-    *reinterpret_cast<float2*>(&gates.gamma[2 * lane]) = {gamma[0], gamma[1]};
+    *reinterpret_cast<float2*>(&gates.query[2 * lane]) = {p.scale * gamma[0], p.scale * gamma[1]};
     *reinterpret_cast<float2*>(&gates.log2_gamma[2 * lane]) = {log2_gamma[0], log2_gamma[1]};
     if (lane == 0) {
       gates.fade = device::exp2_approximate(gc_last);
@@ -449,9 +454,9 @@ __device__ void produce_queries(const RegisterStateParams& p, const Task& w,
       shared.loaded_values.wait_and_reset();
       clear_rows(queries.v, Shape::groups, tokens, lane, 32);
       device::fence_async_proxy();
-      __syncwarp();
       if (lane == 0) full.arrive();
     }
+    full.arrive();
     slot.advance(Shape::query_stages);
     token += tokens;
     tokens = min(rows, w.end_token - token);
@@ -514,10 +519,40 @@ __device__ __forceinline__ void store_state(const device::StatePool& pool, std::
   });
 }
 
+// The checkpoint behind chunk i, if there is one, of a thread's state at `column`.
+__device__ __forceinline__ void store_checkpoint(const RegisterStateParams& p, const Task& w, int i,
+                                                 int column, State& state) {
+  const device::Chunk chunk{w.sequence, 0, 0, w.first_number + (w.first_chunk - w.first) + i};
+  store_state(p.state.checkpoints,
+              checkpoint_row(p.state, p.checkpoint_offsets, chunk, w.first_number), w, column,
+              state);
+}
+
+// max |S| in front of chunk i, for the check of segments; `part` is that of the warp.
+__device__ __forceinline__ void record_state(const RegisterStateParams& p, const Task& w, int i,
+                                             int part, const State& state) {
+  const std::int32_t chunk = w.first_chunk + i;
+  if (i < w.lead || i == w.chunks || (chunk - w.first) % static_cast<int>(segment_grain) != 0) {
+    return;
+  }
+  std::uint32_t most = 0;  // as bits: a NaN is more than any number
+#pragma unroll
+  for (const auto& half : state) {
+#pragma unroll
+    for (const float x : half) most = max(most, __float_as_uint(fabsf(x)));
+  }
+  const std::uint32_t bits = __reduce_max_sync(~0U, most);
+  if (threadIdx.x % 32 == 0) {
+    const std::int64_t mark = SegmentPlan::mark(w.sequence, w.first, chunk);
+    p.segments.marks[(mark * p.heads.v + w.head) * SegmentPlan::parts + part] =
+        __uint_as_float(bits);
+  }
+}
+
 // Step `step` of d (+)= x y, x in registers, y in shared memory; the fence covers what the warp has
 // written to x since the last one.
-template <class Element, bool TransposeB>
-__device__ __forceinline__ void multiply_step(Accumulators& d, const std::uint32_t (&x)[4],
+template <class Element, bool TransposeB, int Count>
+__device__ __forceinline__ void multiply_step(float (&d)[Count], const std::uint32_t (&x)[4],
                                               std::uint64_t y, bool accumulate = true) {
   device::wgmma_fence();
   device::wgmma_step<Element, TransposeB>(d, x, y, accumulate);
@@ -543,15 +578,16 @@ __device__ __forceinline__ std::uint32_t value_address_offset() {
   return token * 128 + ((part ^ token % 8) << 4);
 }
 
-// V^T of this warp's 16 columns, in the order of the accumulators.
+// V^T of this warp's 16 columns and a step's tokens, in the order of the accumulators.
+__device__ __forceinline__ void load_value_step(std::uint32_t (&to)[4], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void load_values(Fragments& to, std::uint32_t address) {
 #pragma unroll
-  for (int step = 0; step < steps_of_rows; ++step) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[step][0]), "=r"(to[step][1]), "=r"(to[step][2]), "=r"(to[step][3])
-                 : "r"(address + step * 2048)
-                 : "memory");
-  }
+  for (int step = 0; step < steps_of_rows; ++step) load_value_step(to[step], address + step * 2048);
 }
 
 // Where a lane stores fragments in a panel, by step of 16 columns.
@@ -601,6 +637,7 @@ __device__ void keep_state(const RegisterStateParams& p, const Task& w,
   constexpr int held_factors = Shape::held_factors;
   const int warp = threadIdx.x % group_threads / 32;
   const int column = w.first_column + group * group_columns + warp * 16 + threadIdx.x % 32 / 4;
+  const int part = w.first_column / 16 + group * 4 + warp;  // of a mark
   // Kept in registers: asking for the thread's number anew costs a chunk more than the registers.
   int quad = threadIdx.x % 4;
   std::uint32_t value_offset = value_address_offset();
@@ -733,46 +770,18 @@ __device__ void keep_state(const RegisterStateParams& p, const Task& w,
     device::named_arrive(value_ready + i % copies, Shape::meeting_threads);
   };
 
-  // max |S| in front of chunk i, for the check of segments.
-  const auto record_state = [&](int i) {
-    const std::int32_t chunk = w.first_chunk + i;
-    if (i < w.lead || i == w.chunks || (chunk - w.first) % static_cast<int>(segment_grain) != 0) {
-      return;
-    }
-    std::uint32_t most = 0;  // as bits: a NaN is more than any number
-#pragma unroll
-    for (const auto& half : state) {
-#pragma unroll
-      for (const float x : half) most = max(most, __float_as_uint(fabsf(x)));
-    }
-    const std::uint32_t bits = __reduce_max_sync(~0U, most);
-    const std::int64_t mark = SegmentPlan::mark(w.sequence, w.first, chunk);
-    if (threadIdx.x % 32 == 0) {
-      p.segments.marks[(mark * p.heads.v + w.head) * SegmentPlan::parts + w.first_column / 16 +
-                       group * 4 + warp] = __uint_as_float(bits);
-    }
-  };
-  const auto store_checkpoint = [&](int i) {
-    const device::Chunk chunk{w.sequence, 0, 0, w.first_number + (w.first_chunk - w.first) + i};
-    store_state(p.state.checkpoints,
-                checkpoint_row(p.state, p.checkpoint_offsets, chunk, w.first_number), w, column,
-                state);
-  };
   // Checkpoint behind chunk i, and what the check of segments needs of the state there.
   const auto look_at_state = [&](int i) {
-    if constexpr (form == Form::checkpoints || form == Form::repair) {
-      store_checkpoint(i);
+    if constexpr (stores_checkpoints<form>) {
+      if (!cuts<form> || i >= w.lead) store_checkpoint(p, w, i, column, state);
     }
-    if constexpr (form == Form::segments_checkpoints) {
-      if (i >= w.lead) store_checkpoint(i);
-    }
-    if constexpr (cuts<form>) record_state(i + 1);
+    if constexpr (cuts<form>) record_state(p, w, i + 1, part, state);
   };
 
   if (w.chunks > 0) {
     Slot slot;
     wait_for(slot, query_slot_of<Shape>(0, slot));
-    if constexpr (cuts<form>) record_state(0);
+    if constexpr (cuts<form>) record_state(p, w, 0, part, state);
     const std::uint64_t first_k =
         device::descriptor_k_major(device::shared_address(shared.keys[0].k));
     load_next(shared.queries[0], shared.gates[0]);
@@ -918,7 +927,7 @@ __device__ void make_output(const RegisterStateParams& p, const Task& w,
     float acc[count];
     Decays decays;
     decays.load(gates, row, column);
-    const float gamma[2] = {p.scale * gates.gamma[row], p.scale * gates.gamma[row + 8]};
+    const float query[2] = {gates.query[row], gates.query[row + 8]};
     const std::uint64_t q = device::descriptor_k_major(device::shared_address(queries.q));
     const std::uint64_t k =
         device::descriptor_k_major(device::shared_address(shared.keys[slot.index].k));
@@ -974,8 +983,8 @@ __device__ void make_output(const RegisterStateParams& p, const Task& w,
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int j = 0; j < count / 4; ++j) {
-        acc[4 * j + 2 * h] *= gamma[h];
-        acc[4 * j + 2 * h + 1] *= gamma[h];
+        acc[4 * j + 2 * h] *= query[h];
+        acc[4 * j + 2 * h + 1] *= query[h];
       }
     }
 
@@ -1002,7 +1011,8 @@ __device__ void make_output(const RegisterStateParams& p, const Task& w,
     device::store_accumulators<Element>(shared.output[0], acc, 0, panel_bytes);
     device::fence_async_proxy();
     device::named_sync(within_output, group_threads);
-    store_output_tile<Element, Groups>(p.o, p.o_rows, w, shared.output[0], first_token, tokens);
+    store_output_tile<Element, Groups>(p.o, p.o_rows, w, shared.output[0], first_token, tokens,
+                                       thread);
   }
   if (thread == 0) device::store_wait();
 }
@@ -1050,28 +1060,30 @@ inline OptionSpec segments_option() {
           {0, 1}};
 }
 
-/// Whether sequences are cut: where halves of the heads leave room for two segments of each.
-inline bool segmented(const VariantQuery& query) {
+/// Whether sequences are cut: where the blocks of the heads leave room for two segments of each.
+inline bool segmented(const VariantQuery& query, std::int64_t blocks_of_head = 2) {
   return option_or(query.options, "segments", 1) != 0 &&
-         segments::useful_segments(query.problem, query.device) > 1;
+         segments::useful_segments(query.problem, query.device, blocks_of_head) > 1;
 }
 
 /// Slots that blocks are started for: without cuts, sequences.
-inline std::int64_t slots_to_run(const VariantQuery& query) {
-  return segmented(query) ? segments::slot_count(query.problem, query.capacity, query.device)
-                          : query.capacity.max_sequences;
+inline std::int64_t slots_to_run(const VariantQuery& query, std::int64_t blocks_of_head = 2) {
+  return segmented(query, blocks_of_head)
+             ? segments::slot_count(query.problem, query.capacity, query.device, blocks_of_head)
+             : query.capacity.max_sequences;
 }
 
 /// Scratch of a kernel that works on segments: marks, and final states of cut sequences, of which
 /// there are at most as many as there are cuts.
-inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query) {
+inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query,
+                                                std::int64_t blocks_of_head = 2) {
   const Problem& problem = query.problem;
   const std::int64_t marks =
       max_chunks(problem, query.capacity) / segment_grain + query.capacity.max_sequences + 1;
   std::vector<ScratchSpec> scratch{
       {"marks", marks * problem.v_heads * SegmentPlan::parts * static_cast<int>(sizeof(float))}};
   if (problem.initial_state && problem.final_state) {
-    scratch.push_back({"waiting", segments::useful_segments(problem, query.device) *
+    scratch.push_back({"waiting", segments::useful_segments(problem, query.device, blocks_of_head) *
                                       problem.v_heads * state_bytes});
   }
   return scratch;

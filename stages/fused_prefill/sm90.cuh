@@ -102,13 +102,14 @@ struct Slot {
   }
 };
 
-/// Sends `length` rows of a tile of O, of `Panels` panels, on their way; by a warp group, after a
-/// barrier behind the tile's writes. A whole tile goes by TMA in the bulk group of thread 0.
-template <class Element, int Panels>
+/// Sends `length` rows of a tile of O, of `Panels` panels, on their way; by the threads of a
+/// warp group, after a barrier behind the tile's writes. A whole tile goes by TMA in the bulk group
+/// of thread 0.
+template <class Element, int Panels, int Threads = group_threads>
 __device__ __forceinline__ void store_output_tile(const CUtensorMap& map,
                                                   const device::Rows<void>& o, const Work& w,
-                                                  const std::byte* tile, int first, int length) {
-  const int thread = threadIdx.x % group_threads;
+                                                  const std::byte* tile, int first, int length,
+                                                  int thread) {
   if (length == rows) {
     if (thread == 0) {
       for (int c = 0; c < Panels; ++c) {
@@ -118,9 +119,11 @@ __device__ __forceinline__ void store_output_tile(const CUtensorMap& map,
     }
     return;
   }
-  // A full box would overwrite the next sequence.
+  // A full box would overwrite the next sequence. So rare that nothing of it is to be kept in
+  // registers.
+  asm volatile("" : "+r"(thread));
   constexpr int parts = Panels * 8;  // 16 bytes each
-  for (int j = thread; j < length * parts; j += group_threads) {
+  for (int j = thread; j < length * parts; j += Threads) {
     const int row = j / parts;
     const int column = j % parts * 8;
     auto* out = static_cast<Element*>(o.data) + (std::int64_t{first} + row) * o.token_stride +

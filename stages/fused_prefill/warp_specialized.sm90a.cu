@@ -523,7 +523,7 @@ __device__ void make_output(const Params& p, const Work& w, SharedStorage<Tile>&
     device::fence_async_proxy();
     device::named_sync(within_output, group_threads);
     store_output_tile<Element, Config<Tile>::panels>(p.o, p.o_rows, w, shared.output,
-                                                     chunk.first_token, chunk.tokens);
+                                                     chunk.first_token, chunk.tokens, thread);
   }
   if (thread == 0) device::store_wait();
 }

@@ -29,9 +29,11 @@ struct Slot {
 };
 
 /// gdnflow::useful_segments of the device.
-std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
+std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device,
+                             std::int64_t blocks_of_head = 2);
 /// Slots that may be used: so many rows of segment_slots are written, and have to be looked at.
-std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device);
+std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device,
+                        std::int64_t blocks_of_head = 2);
 
 #if defined(__CUDACC__)
 #define GDNFLOW_BOTH_SIDES __host__ __device__

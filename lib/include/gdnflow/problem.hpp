@@ -89,10 +89,10 @@ struct Capacity {
 inline constexpr std::int64_t segment_grain = 4;
 /// The most cuts that it makes in all.
 inline constexpr std::int64_t most_cuts = 256;
-/// How many segments fill the machine where a head is worked on by two blocks, each on half of its
-/// value columns; 1: heads alone do, and nothing is cut.
-GDNFLOW_API std::int64_t useful_segments(const Problem& problem,
-                                         std::int32_t multiprocessors) noexcept;
+/// How many segments fill the machine where a head is worked on by `blocks_of_head` blocks, each on
+/// a part of its value columns; 1: heads alone do, and nothing is cut.
+GDNFLOW_API std::int64_t useful_segments(const Problem& problem, std::int32_t multiprocessors,
+                                         std::int64_t blocks_of_head = 2) noexcept;
 
 /// The most chunks that any lengths within the capacity can make (the ports' "NC").
 GDNFLOW_API std::int64_t max_chunks(const Problem& problem, const Capacity& capacity) noexcept;
