@@ -175,10 +175,12 @@ if [ "$sanitizer" = yes ]; then
     # Every pipeline on small shapes, tails and packed lengths, through the executors; the stages one
     # by one.
     step "$tool pipelines" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-      --pipelines "$pipelines" --case 1,129,2,4,state --lengths 0,65,1,75 --heads 1,3 &
+      --pipelines "$pipelines" --case 1,129,2,4,state --lengths 0,65,1,75 --heads 1,3 \
+      --sweep one_pass:value_tile=64,128 &
     # Long enough to be cut.
     step "$tool segments" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-      --pipelines register-state,one-pass --case 1,1025,1,2,state &
+      --pipelines register-state,one-pass --case 1,1025,1,2,state \
+      --sweep one_pass:value_tile=64,128 &
     step "$tool stages" env GDNFLOW_TEST_EXCLUDE=$exclude "${sanitize[@]}" \
       "$programs/gdnflow-test-gpu" --test-case="$small_tests" &
   done

@@ -31,6 +31,10 @@ struct Barrier {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)),
                  "r"(arrivals));
   }
+  /// Ends the barrier, so that its memory may hold another.
+  __device__ void end() {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+  }
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word))
                  : "memory");
@@ -60,7 +64,7 @@ struct Barrier {
     wait(0);
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+      end();
       init(1);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

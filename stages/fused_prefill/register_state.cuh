@@ -159,6 +159,8 @@ struct Task : Work {
   std::int32_t first_number = 0;  // its number, for checkpoints
   std::int64_t waiting_row = -1;  // of the final state, where it has to wait
   std::int64_t entry = 0;         // the segment's and head's, in tensors [NS, Hv]
+  int first_slot = 0;             // the number of the sequence's first segment,
+  int segments = 1;               // of so many
   device::Chunk chunk;            // the first one
   int end_token = 0;              // behind the last one
 
@@ -269,28 +271,37 @@ __device__ __forceinline__ bool follows(const SegmentPlan& plan, const segments:
   return number < plan.capacity && plan.slots[number].sequence == slot.sequence;
 }
 
-// The whole of a head whose segments do not pass the check, or where its final state waits. False:
-// this block, of the slot and head of a segment, has nothing to do.
-__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, Task& task) {
+// The whole of a head whose segments do not pass the check, or where its final state waits; slot
+// `number` is the first of the sequence's `count`. False: nothing is to be done.
+__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, int count,
+                                            Task& task) {
   const SegmentPlan& plan = p.segments;
   const segments::Slot slot = plan.slots[number];
-  if (slot.sequence < 0 || slot.number > 0) return false;
   task.sequence = slot.sequence;
   task.first = p.chunks.offsets[slot.sequence];
   bool passed = true;
   bool cut = false;
-  while (follows(plan, slot, ++number)) {
-    if (plan.starts[std::int64_t{number} * p.heads.v + task.head] < 0) continue;
+  for (int i = number + 1; i < number + count; ++i) {
+    if (plan.starts[std::int64_t{i} * p.heads.v + task.head] < 0) continue;
     cut = true;
-    passed = passed && holds(plan, p.heads, task.head, number, task.first);
+    passed = passed && holds(plan, p.heads, task.head, i, task.first);
   }
   if (passed) {
-    if (cut && p.waiting.data != nullptr) task.waiting_row = waiting_row(number - 1, slot);
+    if (cut && p.waiting.data != nullptr) task.waiting_row = waiting_row(number + count - 1, slot);
     return task.waiting_row >= 0;
   }
   task.first_chunk = task.first;
   task.chunks = p.chunks.offsets[slot.sequence + 1] - task.first;
   return true;
+}
+
+// The same for a block of slot `number`: one of all blocks of a sequence has something to do.
+__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, Task& task) {
+  const segments::Slot slot = p.segments.slots[number];
+  if (slot.sequence < 0 || slot.number > 0) return false;
+  int count = 1;
+  while (follows(p.segments, slot, number + count)) ++count;
+  return find_repair(p, number, count, task);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -571,10 +582,10 @@ __device__ __forceinline__ void pack_step(std::uint32_t (&to)[4], const float* x
 }
 
 // Where a lane reads this warp's 16 columns of a panel of V, for load_values.
-__device__ __forceinline__ std::uint32_t value_address_offset() {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ std::uint32_t value_address_offset(int thread) {
+  const int lane = thread % 32;
   const int token = lane / 16 * 8 + lane % 8;
-  const int part = 2 * (threadIdx.x % group_threads / 32) + lane / 8 % 2;
+  const int part = 2 * (thread % group_threads / 32) + lane / 8 % 2;
   return token * 128 + ((part ^ token % 8) << 4);
 }
 
@@ -640,7 +651,7 @@ __device__ void keep_state(const RegisterStateParams& p, const Task& w,
   const int part = w.first_column / 16 + group * 4 + warp;  // of a mark
   // Kept in registers: asking for the thread's number anew costs a chunk more than the registers.
   int quad = threadIdx.x % 4;
-  std::uint32_t value_offset = value_address_offset();
+  std::uint32_t value_offset = value_address_offset(static_cast<int>(threadIdx.x));
   asm volatile("" : "+r"(quad), "+r"(value_offset));
   // In the copies of the current chunk and, later in a turn, of the next: two sets, because a
   // register of a store that waits behind WGMMAs cannot be written before it is through.
@@ -837,15 +848,16 @@ __device__ void keep_state(const RegisterStateParams& p, const Task& w,
   }
 }
 
-// A final state that has waited, this block's columns of it.
+// A final state that has waited, this block's columns of it; by thread `thread` of `threads`.
 template <class Shape>
-__device__ void hand_state_on(const RegisterStateParams& p, const Task& w) {
+__device__ void hand_state_on(const RegisterStateParams& p, const Task& w, int thread,
+                              int threads) {
   const std::int64_t row = p.state.final_row(w.sequence);
   if (row < 0) return;
   const device::StateMatrix from = p.waiting.matrix(w.waiting_row, w.head);
   const device::StateMatrix to = p.state.final.matrix(row, w.head);
   constexpr int columns = Shape::tile;
-  for (int i = static_cast<int>(threadIdx.x); i < dim * columns; i += Shape::threads) {
+  for (int i = thread; i < dim * columns; i += threads) {
     const int v = w.first_column + i % columns;
     to.store(i / columns, v, from.load(i / columns, v));
   }

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
   if (!find_task<Shape::tile, form>(p, w)) return;
   if constexpr (form == Form::repair) {
     if (w.waiting_row >= 0) {
-      hand_state_on<Shape>(p, w);
+      hand_state_on<Shape>(p, w, static_cast<int>(threadIdx.x), Shape::threads);
       return;
     }
   }

@@ -123,6 +123,7 @@ __device__ __forceinline__ void store_output_tile(const CUtensorMap& map,
   // registers.
   asm volatile("" : "+r"(thread));
   constexpr int parts = Panels * 8;  // 16 bytes each
+#pragma unroll 1
   for (int j = thread; j < length * parts; j += Threads) {
     const int row = j / parts;
     const int column = j % parts * 8;

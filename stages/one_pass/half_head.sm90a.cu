@@ -208,7 +208,7 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
   Task w = shared.solver.task;
   if constexpr (form == Form::repair) {
     if (w.waiting_row >= 0) {
-      hand_state_on<Shape>(p, w);
+      hand_state_on<Shape>(p, w, static_cast<int>(threadIdx.x), Shape::threads);
       return;
     }
   }

@@ -2,8 +2,8 @@
 
 // What the kernels of one_pass for sm_90a share: parameters, and what a block works on.
 //
-// Where heads are few, a block finds its segment by itself (segments/block_plan.cuh): it looks back
-// from the segment's begin, by the gates alone, until the past has faded. What keys that are not
+// Where heads are few, the launch in front cuts the sequences (plan.cu), and each block looks back
+// from its segment's begin, by the gates alone, until the past has faded. What keys that are not
 // normalised add to the bound is found on the way, from the diagonal of K K^T, and enters the check
 // behind, in the second launch, which computes again what does not pass it.
 
@@ -25,11 +25,10 @@ struct Params : RegisterStateParams {
   const std::int32_t* starts;  // [N+1]: first token of each sequence
   const void* prefix_lens;     // [N], or null
   bool wide_index;
-  std::int32_t sequences;  // N
-  std::int32_t useful;     // segments that fill the machine
-  segments::Slot* slots;   // [NS], for the second launch
-  std::int32_t* segment_starts;
+  const std::int32_t* longest_segment;  // [1], in chunks
+  std::int32_t* segment_starts;         // what SegmentPlan reads
   float* log2_bounds;
+  std::int32_t* finished;  // [U, Hv]: of a cut sequence's segments, how many are done
 };
 
 // Chunk `index` of a sequence, counted from its first.
@@ -56,23 +55,17 @@ __device__ __forceinline__ void find_tokens(const Params& p, Task& task) {
 
 template <class Shape>
 struct PlanStorage {
-  typename segments::BlockPlan<Shape::threads>::Storage plan;
   float sums[Shape::threads / 32];
 };
 
 // This block's segment, by the whole block.
 template <class Shape>
 __device__ bool find_segment(const Params& p, PlanStorage<Shape>& shared, int number, Task& task) {
-  using Plan = segments::BlockPlan<Shape::threads>;
-  const segments::Sequences sequences{p.chunks.offsets, p.sequences, p.chunks.counts[3], p.useful};
-  const segments::Cut cut = Plan::cut(sequences, shared.plan);
-  Plan::find_slot(sequences, cut, number, shared.plan);
-  const segments::Slot slot = shared.plan.slot;
-  const std::int32_t first = shared.plan.first;
-  const std::int32_t chunks = shared.plan.chunks;
-  const bool speaks = threadIdx.x == 0 && task.first_column == 0;  // for all blocks of the segment
-  if (speaks && task.head == 0) p.slots[number] = slot;
+  const segments::Slot slot = p.segments.slots[number];
   if (slot.sequence < 0) return false;
+  const std::int32_t first = p.chunks.offsets[slot.sequence];
+  const std::int32_t chunks = p.chunks.offsets[slot.sequence + 1] - first;
+  const bool speaks = threadIdx.x == 0 && task.first_column == 0;  // for all blocks of the segment
   const auto start_of = [&](std::int32_t begin) {
     return segments::find_start(first, begin, shared.sums, [&](std::int32_t index) {
       const device::Chunk chunk = chunk_of(p, slot.sequence, index - first);
@@ -83,6 +76,10 @@ __device__ bool find_segment(const Params& p, PlanStorage<Shape>& shared, int nu
       return segments::sum_of_warp(sum) * device::log2_e;
     });
   };
+  const std::int32_t count = segments::Cut{*p.longest_segment}.segments(chunks);
+  task.sequence = slot.sequence;
+  task.first_slot = number - slot.number;
+  task.segments = count;
   const segments::Start start = start_of(slot.begin);
   task.entry = std::int64_t{number} * p.heads.v + task.head;
   if (speaks) {
@@ -91,13 +88,11 @@ __device__ bool find_segment(const Params& p, PlanStorage<Shape>& shared, int nu
   }
   if (start.chunk < 0) return false;
   // Segments behind that have no start of their own are this one's.
-  const std::int32_t count = cut.segments(chunks);
   std::int32_t next = slot.number + 1;
   std::int32_t last = slot.end;
   while (next < count && start_of(last).chunk < 0) {
     last = first + segments::Cut::border(chunks, count, ++next);
   }
-  task.sequence = slot.sequence;
   task.first = first;
   task.first_chunk = start.chunk;
   task.chunks = last - start.chunk;

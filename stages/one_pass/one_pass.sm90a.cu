@@ -6,6 +6,7 @@
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
 #include "one_pass/one_pass.cuh"
+#include "one_pass/plan.hpp"
 #include "segments/plan.hpp"
 
 #include <algorithm>
@@ -56,8 +57,16 @@ enum Piece : int {
   plan_starts,
   plan_bounds,
   plan_growth,
+  longest,
+  finished,
   marks
 };
+
+/// One a head of each sequence that is cut, of which there are fewer than cuts.
+std::int64_t finished_count(const VariantQuery& query) {
+  return segments::useful_segments(query.problem, query.device, blocks_of_head(query)) *
+         query.problem.v_heads;
+}
 
 std::vector<ScratchSpec> scratch(const VariantQuery& query) {
   const std::int64_t sequences = sequence_starts_bytes(query.capacity.max_sequences);
@@ -72,6 +81,9 @@ std::vector<ScratchSpec> scratch(const VariantQuery& query) {
   pieces.push_back({"segment_starts", entries * static_cast<std::int64_t>(sizeof(std::int32_t))});
   pieces.push_back({"segment_bounds", entries * static_cast<std::int64_t>(sizeof(float))});
   pieces.push_back({"segment_growth", entries * 4 * static_cast<std::int64_t>(sizeof(float))});
+  pieces.push_back({"longest", sizeof(std::int32_t)});
+  pieces.push_back(
+      {"finished", finished_count(query) * static_cast<std::int64_t>(sizeof(std::int32_t))});
   for (ScratchSpec& piece : segment_scratch(query, blocks_of_head(query)))
     pieces.push_back(std::move(piece));
   return pieces;
@@ -87,17 +99,15 @@ Params params_of(const StageCall& call, const VariantQuery& query) {
   params.checkpoint_offsets = call.scratch[checkpoint_offsets].as<const std::int32_t>();
   params.prefix_lens = call["prefix_lens"].data;
   params.wide_index = call.problem.index == DType::i64;
-  params.sequences = static_cast<std::int32_t>(call.capacity.max_sequences);
   if (!segmented(query, blocks_of_head(query))) return params;
-  params.useful = static_cast<std::int32_t>(
-      segments::useful_segments(query.problem, query.device, blocks_of_head(query)));
-  params.slots = call.scratch[plan_slots].as<segments::Slot>();
+  params.longest_segment = call.scratch[longest].as<const std::int32_t>();
   params.segment_starts = call.scratch[plan_starts].as<std::int32_t>();
   params.log2_bounds = call.scratch[plan_bounds].as<float>();
-  params.segments.slots = params.slots;
+  params.segments.slots = call.scratch[plan_slots].as<const segments::Slot>();
   params.segments.starts = params.segment_starts;
   params.segments.log2_bounds = params.log2_bounds;
   params.segments.log2_growth = call.scratch[plan_growth].as<float>();
+  params.finished = call.scratch[finished].as<std::int32_t>();
   params.segments.marks = call.scratch[marks].as<float>();
   params.segments.capacity = static_cast<std::int32_t>(slots_to_run(query, blocks_of_head(query)));
   params.waiting = waiting_states(call, call.scratch.back());
@@ -112,7 +122,19 @@ void steps(const StageCall& call, StepList& out) {
   scan.chunk_offsets = call.scratch[chunk_offsets].as<std::int32_t>();
   scan.checkpoint_offsets = call.scratch[checkpoint_offsets].as<std::int32_t>();
   scan.chunk_counts = call.scratch[counts].as<std::int32_t>();
-  out.push_back(sequence_scan_step(scan));
+  if (segmented(query, blocks_of_head(query))) {
+    SlotTable table;
+    table.useful = static_cast<std::int32_t>(
+        segments::useful_segments(query.problem, query.device, blocks_of_head(query)));
+    table.slots = call.scratch[plan_slots].as<segments::Slot>();
+    table.slot_count = static_cast<std::int32_t>(slots_to_run(query, blocks_of_head(query)));
+    table.longest = call.scratch[longest].as<std::int32_t>();
+    table.finished = call.scratch[finished].as<std::int32_t>();
+    table.finished_count = static_cast<std::int32_t>(finished_count(query));
+    out.push_back(plan_step(scan, table));
+  } else {
+    out.push_back(sequence_scan_step(scan));
+  }
   const Params params = params_of(call, query);
   if (value_tile(query) == dim) {
     whole_head(params, query, out);

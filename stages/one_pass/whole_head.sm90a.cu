@@ -84,6 +84,7 @@ struct Shared {
   Barrier written[Shape::output_stages], stored[Shape::output_stages];
   Barrier loaded_keys;  // of short chunks, before what lies past their end is cleared
   Task task;            // as the whole block has found it
+  bool again;           // and whether there is another one behind it
 };
 static_assert(sizeof(Shared) <= shared_limit);
 static_assert(sizeof(PlanStorage<Shape>) <= sizeof(Shared::output));
@@ -91,8 +92,10 @@ static_assert(sizeof(PlanStorage<Shape>) <= sizeof(Shared::output));
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
   among_preparing = 1,
-  pair_stored,                  // two warps of the preparing group each
-  pair_made = pair_stored + 2,  // the same
+  pair_stored,                   // two warps of the preparing group each
+  pair_made = pair_stored + 2,   // the same
+  all_but_last = pair_made + 2,  // three groups
+  state_groups,
 };
 
 // Where chunk i of a block lies in a ring: nothing more to keep in registers than its number.
@@ -101,24 +104,24 @@ __device__ __forceinline__ Slot slot_of(int i) {
   return {i % Stages, static_cast<std::uint32_t>(i / Stages % 2)};
 }
 
-// By one thread, before a barrier of the block. Every thread of a group arrives: racecheck follows
-// no less.
-__device__ __forceinline__ void init_barriers(Shared& shared) {
+// f(barrier, arrivals) for each. Every thread of a group arrives: racecheck follows no less.
+template <class F>
+__device__ __forceinline__ void for_each_barrier(Shared& shared, F&& f) {
   constexpr int readers = Shape::groups * group_threads;
   for (int i = 0; i < Shape::key_stages; ++i) {
-    shared.full_keys[i].init(1 + 32);  // the announced bytes, and every lane of the producer
-    shared.empty_keys[i].init(readers + group_threads);
+    f(shared.full_keys[i], 1 + 32);  // the announced bytes, and every lane of the producer
+    f(shared.empty_keys[i], readers + group_threads);
   }
   for (int i = 0; i < Shape::pair_stages; ++i) {
-    shared.scored[i].init(group_threads);
-    shared.solved[i].init(group_threads);
-    shared.used[i].init(readers);
+    f(shared.scored[i], group_threads);
+    f(shared.solved[i], group_threads);
+    f(shared.used[i], readers);
   }
   for (int i = 0; i < Shape::output_stages; ++i) {
-    shared.written[i].init(readers);
-    shared.stored[i].init(32);
+    f(shared.written[i], readers);
+    f(shared.stored[i], 32);
   }
-  shared.loaded_keys.init(1);
+  f(shared.loaded_keys, 1);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -313,24 +316,26 @@ __device__ void store_outputs(const Params& p, Shared& shared) {
 // ---------------------------------------------------------------------------------------------
 // State groups.
 
+// This thread's number among those of the state groups; for what is wanted rarely, so that nothing
+// that is made from it has to be kept until then.
+__device__ __forceinline__ int state_thread() {
+  int number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number - 2 * group_threads;
+}
+
 using Half = float[rows / 4];  // 64 value columns x 32 tokens
 
 template <class Element, Form form>
 __device__ void keep_state(const Params& p, const Task& w, Shared& shared, int group) {
   constexpr int held = Shape::held_factors;
-  // Made where it is wanted, which is rarely, and from nothing that has to be kept until then.
-  const auto thread = [] {
-    int number;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
-    return number - 2 * group_threads;
-  };
-  const auto part = [&] { return thread() / 32; };  // of a mark
-  const auto column = [&] {
-    const int number = thread();
-    return number / 32 * 16 + number % 32 / 4;
+  const auto part = [] { return state_thread() / 32; };  // of a mark
+  const auto column = [] {
+    const int thread = state_thread();
+    return thread / 32 * 16 + thread % 32 / 4;
   };
   const std::uint32_t value_offset =
-      kept(static_cast<int>(value_address_offset() + group * panel_bytes));
+      kept(static_cast<int>(value_address_offset(state_thread()) + group * panel_bytes));
 
   State state;
   Accumulators ks, o;
@@ -587,13 +592,65 @@ __device__ void keep_state(const Params& p, const Task& w, Shared& shared, int g
 
 // ---------------------------------------------------------------------------------------------
 
+// Segments are checked by the block that is the last of a sequence's and head's to be done: where
+// what was cut off has not faded, it computes the head again in one piece; else it hands on a final
+// state that had to wait. By one thread.
+__device__ void find_next_task(const Params& p, Shared& shared) {
+  Task& task = shared.task;
+  shared.again = false;
+  // A place for each cut sequence, as for waiting states.
+  const int place = task.first_slot + task.segments - 2 - task.sequence;
+  __threadfence();
+  if (atomicAdd(&p.finished[std::int64_t{place} * p.heads.v + task.head], 1) + 1 < task.segments) {
+    return;
+  }
+  __threadfence();
+  const int count = task.segments;
+  task.chunks = 0;
+  task.lead = 0;
+  task.from_start = true;
+  task.to_end = true;
+  task.waiting_row = -1;
+  task.segments = 1;
+  if (!find_repair(p, task.first_slot, count, task)) return;
+  if (task.chunks > 0) {
+    task.first_number = chunk_of(p, task.sequence, 0).number;
+    find_tokens(p, task);
+    for_each_barrier(shared, [](Barrier& barrier, int arrivals) {
+      barrier.end();
+      barrier.init(arrivals);
+    });
+    device::fence_barrier_init();
+  }
+  shared.again = true;
+}
+
+// Whether there is another task; by every thread. Not by one barrier of the whole
+// block, which synccheck does not follow in code of different roles: the first state group, which
+// decides, meets the others by two.
+template <Form form>
+__device__ __forceinline__ bool go_on(const Params& p, Shared& shared) {
+  if constexpr (!cuts<form>) return false;
+  if (__all_sync(~0U, shared.task.segments == 1)) return false;
+  const int number = state_thread();
+  const int group = (number + 2 * group_threads) / group_threads;
+  const auto meet = [&] {
+    if (group != 3) device::named_sync(all_but_last, 3 * group_threads);
+    if (group >= 2) device::named_sync(state_groups, 2 * group_threads);
+  };
+  meet();
+  if (number == 0) find_next_task(p, shared);
+  meet();
+  return __any_sync(~0U, shared.again);
+}
+
 template <class Element, Form form>
 __global__ void __launch_bounds__(Shape::threads, 1)
     whole_head_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    init_barriers(shared);
+    for_each_barrier(shared, [](Barrier& barrier, int arrivals) { barrier.init(arrivals); });
     device::fence_barrier_init();
   }
   __syncthreads();
@@ -602,33 +659,42 @@ __global__ void __launch_bounds__(Shape::threads, 1)
     // Through shared memory, so that no role keeps in registers what another needs.
     Task found;
     auto& plan = *reinterpret_cast<PlanStorage<Shape>*>(&shared.output);
-    if (!find_task<Shape, form>(p, plan, found)) return;
+    if (!find_task<Shape, form>(p, plan, found)) {
+      // A segment without a start of its own counts as done, too.
+      if (found.segments == 1) return;
+      found.chunks = 0;
+      found.to_end = false;
+    }
     if (threadIdx.x == 0) {
       find_tokens(p, found);
       shared.task = found;
     }
   }
   __syncthreads();
-  if constexpr (form == Form::repair) {
-    if (shared.task.waiting_row >= 0) {
-      hand_state_on<Shape>(p, shared.task);
-      return;
-    }
-  }
   const int group = threadIdx.x / group_threads;
   if (group == 0) {
     device::give_registers<Shape::producer_registers>();
-    if (threadIdx.x < 32) {
-      produce_keys<Shape>(p, shared.task, shared);
-    } else if (threadIdx.x < 64) {
-      store_outputs<Element>(p, shared);
-    }
+    do {
+      if (threadIdx.x < 32) {
+        produce_keys<Shape>(p, shared.task, shared);
+      } else if (threadIdx.x < 64) {
+        store_outputs<Element>(p, shared);
+      }
+    } while (go_on<form>(p, shared));
   } else if (group == 1) {
     device::give_registers<Shape::preparing_registers>();
-    prepare<Element, form>(p, shared.task, shared);
+    do {
+      prepare<Element, form>(p, shared.task, shared);
+    } while (go_on<form>(p, shared));
   } else {
     device::take_registers<Shape::state_registers>();
-    keep_state<Element, form>(p, shared.task, shared, group - 2);
+    do {
+      if (cuts<form> && shared.task.chunks == 0 && shared.task.waiting_row >= 0) {
+        hand_state_on<Shape>(p, shared.task, state_thread(), Shape::groups * group_threads);
+      } else {
+        keep_state<Element, form>(p, shared.task, shared, group - 2);
+      }
+    } while (go_on<form>(p, shared));
   }
 }
 
@@ -649,7 +715,6 @@ void launches(const Params& params, const VariantQuery& query, StepList& out) {
     out.push_back(params.state.checkpoint_chunks > 0
                       ? launch<Element, Form::segments_checkpoints>("one_pass", params, grid)
                       : launch<Element, Form::segments>("one_pass", params, grid));
-    out.push_back(launch<Element, Form::repair>("one_pass repair", params, grid));
   } else if (params.state.checkpoint_chunks > 0) {
     out.push_back(launch<Element, Form::checkpoints>("one_pass", params, grid));
   } else {

@@ -7,9 +7,9 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
-// How sequences are cut, for a block of `Threads` threads that looks for one slot: each block cuts
-// the sequences for itself, which is cheaper than a launch more, since lengths are a few loads from
-// L2.
+// How sequences are cut, by a block of `Threads` threads: one that looks for its own slot, which is
+// cheaper than a launch more, since lengths are a few loads from L2; or one that writes them all,
+// where there is such a launch anyway.
 
 namespace gdnflow::stages::segments {
 
@@ -91,6 +91,32 @@ struct BlockPlan {
       base += sum;
     }
     __syncthreads();
+  }
+
+  /// Writes all of `capacity` slots; those that are not used have no sequence.
+  __device__ static void write_slots(const Sequences& sequences, const Cut& cut, Slot* slots,
+                                     std::int32_t capacity, Storage& shared) {
+    const std::int32_t* const offsets = sequences.offsets;
+    std::int32_t base = 0;
+    for (std::int32_t first = 0; first < sequences.count; first += Threads) {
+      const std::int32_t n = first + static_cast<std::int32_t>(threadIdx.x);
+      const bool there = n < sequences.count;
+      const std::int32_t begin = there ? offsets[n] : 0;
+      const std::int32_t chunks = there ? offsets[n + 1] - begin : 0;
+      const std::int32_t count = there ? cut.segments(chunks) : 0;
+      std::int32_t before = 0;
+      std::int32_t sum = 0;
+      __syncthreads();
+      Scan(shared.scan).ExclusiveSum(count, before, sum);
+      for (std::int32_t i = 0; i < count; ++i) {
+        slots[base + before + i] = {n, begin + Cut::border(chunks, count, i),
+                                    begin + Cut::border(chunks, count, i + 1), i};
+      }
+      base += sum;
+    }
+    for (auto i = base + static_cast<std::int32_t>(threadIdx.x); i < capacity; i += Threads) {
+      slots[i] = {-1, 0, 0, 0};
+    }
   }
 };
 

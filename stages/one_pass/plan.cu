@@ -1,0 +1,54 @@
+// In front of the walk over the chunks: where sequences begin and how they are cut, by one block.
+
+#include <gdnflow/stage.hpp>
+
+#include "chunk_index/sequence_scan.cuh"
+#include "cuda_variant.hpp"
+#include "device/dependent_launch.cuh"
+#include "one_pass/plan.hpp"
+#include "segments/block_plan.cuh"
+
+namespace gdnflow::stages::one_pass {
+namespace {
+
+struct Params {
+  SequenceScan scan;
+  SlotTable table;
+};
+
+using Plan = segments::BlockPlan<scan::Config::threads>;
+
+__global__ void __launch_bounds__(scan::Config::threads)
+    plan_kernel(const __grid_constant__ Params p) {
+  __shared__ union {
+    scan::SharedStorage scan;
+    typename Plan::Storage plan;
+  } shared;
+  device::allow_successors();
+  const SlotTable& table = p.table;
+  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < table.finished_count;
+       i += scan::Config::threads) {
+    table.finished[i] = 0;
+  }
+  const scan::Sequence end = scan::scan_sequences(
+      p.scan, shared.scan,
+      [&](const scan::Sequence& sequence) { scan::write_offsets(p.scan, sequence); },
+      [](const scan::Sequence&, std::int64_t) {});
+  if (threadIdx.x == 0) scan::write_end(p.scan, end);
+  __syncthreads();
+  const segments::Sequences sequences{p.scan.chunk_offsets,
+                                      static_cast<std::int32_t>(p.scan.sequences),
+                                      end.before.sequences, table.useful};
+  const segments::Cut cut = Plan::cut(sequences, shared.plan);
+  if (threadIdx.x == 0) *table.longest = cut.length;
+  Plan::write_slots(sequences, cut, table.slots, table.slot_count, shared.plan);
+}
+
+}  // namespace
+
+Step plan_step(const SequenceScan& scan, const SlotTable& table) {
+  return kernel_step("one_pass plan", plan_kernel, grid_of(1), {scan::Config::threads}, 0,
+                     Params{scan, table});
+}
+
+}  // namespace gdnflow::stages::one_pass

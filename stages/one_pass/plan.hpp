@@ -1,0 +1,26 @@
+#pragma once
+
+#include <gdnflow/step.hpp>
+
+#include "chunk_index/sequence_scan.hpp"
+#include "segments/plan.hpp"
+
+#include <cstdint>
+
+namespace gdnflow::stages::one_pass {
+
+/// What the walk over the chunks needs besides the scan over the sequences where these are cut.
+struct SlotTable {
+  std::int32_t useful = 0;           ///< segments that fill the machine
+  segments::Slot* slots = nullptr;   ///< [NS]
+  std::int32_t slot_count = 0;       ///< NS
+  std::int32_t* longest = nullptr;   ///< [1]: chunks of a segment, at most
+  std::int32_t* finished = nullptr;  ///< [F]: set to zero
+  std::int32_t finished_count = 0;   ///< F
+};
+
+/// The scan and the table, in one launch of one block. `scan.chunk_offsets` and `.chunk_counts` are
+/// asked for.
+Step plan_step(const SequenceScan& scan, const SlotTable& table);
+
+}  // namespace gdnflow::stages::one_pass
