@@ -372,7 +372,7 @@ Report measure_all(const po::variables_map& arguments) {
   Sweeps sweeps(arguments);
   if (has(arguments, "tune")) {
     check_tuning(arguments, device);
-    sweeps.add_every_value("fused_prefill", "value_tile", device.type);
+    sweeps.add_every_value({"fused_prefill", "one_pass"}, "value_tile", device.type);
   }
   check_pipeline("baseline", text(arguments, "baseline"));
   const BenchOptions options = bench_options_from(arguments, device);

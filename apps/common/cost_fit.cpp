@@ -51,11 +51,15 @@ constexpr double better = 0.98;
 
 /// What `auto` sets of a row's options: nothing where they hold anything else.
 std::optional<std::int32_t> value_tile_of(const std::string& options) {
-  constexpr std::string_view prefix = "fused_prefill:value_tile=";
-  if (!options.starts_with(prefix)) return std::nullopt;
+  constexpr std::array<std::string_view, 2> prefixes{"fused_prefill:value_tile=",
+                                                     "one_pass:value_tile="};
+  const auto* const prefix =
+      std::find_if(prefixes.begin(), prefixes.end(),
+                   [&](std::string_view text) { return options.starts_with(text); });
+  if (prefix == prefixes.end()) return std::nullopt;
   const char* const end = options.data() + options.size();
   std::int32_t tile = 0;
-  const auto parsed = std::from_chars(options.data() + prefix.size(), end, tile);
+  const auto parsed = std::from_chars(options.data() + prefix->size(), end, tile);
   if (parsed.ec != std::errc{} || parsed.ptr != end || tile <= 0) return std::nullopt;
   return tile;
 }
@@ -63,7 +67,8 @@ std::optional<std::int32_t> value_tile_of(const std::string& options) {
 struct Group {
   CostForm form;
   bool spread = false;
-  std::vector<const CostRow*> rows;
+  std::vector<const CostRow*> rows;  ///< with equal lengths, which the model stands for
+  std::vector<const CostRow*> all;
 };
 
 /// Rows by form, in the order in which the forms appear.
@@ -97,7 +102,9 @@ std::vector<Group> groups_of(const std::vector<CostRow>& rows) {
       groups.push_back(std::move(fresh));
       group = groups.end() - 1;
     }
-    if (row.equal_lengths() && (group->form.whole || row.core_ms)) group->rows.push_back(&row);
+    if (!group->form.whole && !row.core_ms) continue;
+    group->all.push_back(&row);
+    if (row.equal_lengths()) group->rows.push_back(&row);
   }
   std::erase_if(groups, [](const Group& group) { return group.rows.size() < least_rows; });
   return groups;
@@ -236,7 +243,8 @@ CostForm fit_front(const std::vector<Group>& groups) {
   return front;
 }
 
-/// The rows beside the fit; repeated measurements by their geometric mean.
+/// The rows beside the fit; those that a choice cannot tell apart, repeated measurements and other
+/// lengths within the same capacity, by their geometric mean.
 std::vector<CostPoint> points_of(const Group& group, const CostTable& table) {
   struct Logs {
     double sum = 0;
@@ -244,11 +252,14 @@ std::vector<CostPoint> points_of(const Group& group, const CostTable& table) {
   };
   using Key = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
   std::map<Key, Logs> logs;
-  for (const CostRow* row : group.rows) {
+  for (const CostRow* row : group.all) {
     const Problem problem = row->problem();
     const double us = predicted_us(table, group.form, problem, row->capacity(), device_of(*row));
-    Logs& entry = logs[{row->lengths.front(), std::ssize(row->lengths), problem.qk_heads,
-                        problem.v_heads, row->multiprocessors}];
+    const Capacity capacity = row->capacity();
+    const std::int64_t tokens =
+        (capacity.max_tokens + capacity.max_sequences - 1) / capacity.max_sequences;
+    Logs& entry = logs[{tokens, capacity.max_sequences, problem.qk_heads, problem.v_heads,
+                        row->multiprocessors}];
     entry.sum += std::log(1e3 * row->forward_ms / us);
     ++entry.count;
   }

@@ -105,18 +105,21 @@ void Sweeps::add(const std::string& text) {
   }
 }
 
-void Sweeps::add_every_value(const std::string& stage, const std::string& option,
-                             DeviceType device) {
+void Sweeps::add_every_value(std::initializer_list<std::string_view> stages,
+                             const std::string& option, DeviceType device) {
   if (!sweeps_.empty() || each_option_) {
     throw UsageError("--tune: expected without --sweep and --options");
   }
-  for (const Variant& variant : builtin_stages().find(stage).variants) {
-    const OptionSpec* const spec = find_option(variant, option);
-    if (spec == nullptr || variant.target != device) continue;
-    std::vector<std::int64_t> values = spec->allowed;
-    std::erase(values, 0);
-    if (values.size() < 2) continue;
-    sweeps_.push_back({"--tune", stage, variant.id, option, std::move(values), true});
+  for (const std::string_view stage : stages) {
+    for (const Variant& variant : builtin_stages().find(stage).variants) {
+      const OptionSpec* const spec = find_option(variant, option);
+      if (spec == nullptr || variant.target != device) continue;
+      std::vector<std::int64_t> values = spec->allowed;
+      std::erase(values, 0);
+      if (values.size() < 2) continue;
+      sweeps_.push_back(
+          {"--tune", std::string(stage), variant.id, option, std::move(values), true});
+    }
   }
 }
 

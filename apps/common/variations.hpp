@@ -6,6 +6,7 @@
 #include "common/program.hpp"
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,10 @@ class Sweeps {
   /// together; gdnflow::Error (invalid_argument) for an unknown stage.
   explicit Sweeps(const po::variables_map& arguments);
 
-  /// Sweeps an option over all values but 0, which leaves it to the variant, for each variant of a
-  /// stage for a device that has a choice. Errors: UsageError together with --sweep or --options.
-  void add_every_value(const std::string& stage, const std::string& option, DeviceType device);
+  /// Sweeps an option over all values but 0, which leaves it to the variant, for each variant of these
+  /// stages for a device that has a choice. Errors: UsageError together with --sweep or --options.
+  void add_every_value(std::initializer_list<std::string_view> stages, const std::string& option,
+                       DeviceType device);
 
   /// The ways to run a pipeline that was made with `given`: for sweeps every combination of the
   /// values of those that concern it; for --options itself, and once for each other value of each

@@ -153,8 +153,11 @@ __device__ __forceinline__ float log2_growth_of(const float (&gram)[rows / 2], c
   return growth;
 }
 
-/// Adds a pass's launches: two blocks a head, each on half of its value columns, or one.
-void half_head(const Params& params, const VariantQuery& query, StepList& out);
-void whole_head(const Params& params, const VariantQuery& query, StepList& out);
+/// Add the launches of a walk, over segments or whole sequences, in so many slots: two blocks a
+/// head, each on half of its value columns, or one.
+void half_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
+               StepList& out);
+void whole_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
+                StepList& out);
 
 }  // namespace gdnflow::stages::one_pass

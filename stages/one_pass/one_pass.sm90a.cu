@@ -40,9 +40,26 @@ int value_tile(const VariantQuery& query) {
 
 std::int64_t blocks_of_head(const VariantQuery& query) { return dim / value_tile(query); }
 
+/// Whether sequences are cut: where there is room for more segments than sequences, or where whole
+/// sequences side by side leave more than an eighth of the machine idle.
+bool is_cut(const VariantQuery& query) {
+  const std::int64_t blocks = blocks_of_head(query);
+  const std::int64_t useful = segments::useful_segments(query.problem, query.device, blocks);
+  if (option_or(query.options, "segments", 1) == 0 || useful == 1) return false;
+  const std::int64_t sequences = query.capacity.max_sequences;
+  return useful > sequences ||
+         8 * sequences * query.problem.v_heads * blocks <= 7 * query.device.multiprocessors;
+}
+
+/// Slots that blocks are started for: without cuts, sequences.
+std::int64_t slots_of(const VariantQuery& query) {
+  return is_cut(query) ? segments::slot_count(query.problem, query.capacity, query.device,
+                                              blocks_of_head(query))
+                       : query.capacity.max_sequences;
+}
+
 Support supports(const VariantQuery& query) {
-  return supports_sm90(query, slots_to_run(query, blocks_of_head(query)) * query.problem.v_heads *
-                                  blocks_of_head(query));
+  return supports_sm90(query, slots_of(query) * query.problem.v_heads * blocks_of_head(query));
 }
 
 Support accepts(const StageCall& call) { return accepts_tiles(call, {"q", "k", "v", "o"}); }
@@ -74,10 +91,9 @@ std::vector<ScratchSpec> scratch(const VariantQuery& query) {
                                   {"chunk_offsets", sequences},
                                   {"checkpoint_offsets", sequences},
                                   {"counts", 4 * sizeof(std::int32_t)}};
-  if (!segmented(query, blocks_of_head(query))) return pieces;
-  const std::int64_t entries = slots_to_run(query, blocks_of_head(query)) * query.problem.v_heads;
-  pieces.push_back({"slots", slots_to_run(query, blocks_of_head(query)) *
-                                 static_cast<std::int64_t>(sizeof(segments::Slot))});
+  if (!is_cut(query)) return pieces;
+  const std::int64_t entries = slots_of(query) * query.problem.v_heads;
+  pieces.push_back({"slots", slots_of(query) * static_cast<std::int64_t>(sizeof(segments::Slot))});
   pieces.push_back({"segment_starts", entries * static_cast<std::int64_t>(sizeof(std::int32_t))});
   pieces.push_back({"segment_bounds", entries * static_cast<std::int64_t>(sizeof(float))});
   pieces.push_back({"segment_growth", entries * 4 * static_cast<std::int64_t>(sizeof(float))});
@@ -99,7 +115,7 @@ Params params_of(const StageCall& call, const VariantQuery& query) {
   params.checkpoint_offsets = call.scratch[checkpoint_offsets].as<const std::int32_t>();
   params.prefix_lens = call["prefix_lens"].data;
   params.wide_index = call.problem.index == DType::i64;
-  if (!segmented(query, blocks_of_head(query))) return params;
+  if (!is_cut(query)) return params;
   params.longest_segment = call.scratch[longest].as<const std::int32_t>();
   params.segment_starts = call.scratch[plan_starts].as<std::int32_t>();
   params.log2_bounds = call.scratch[plan_bounds].as<float>();
@@ -109,7 +125,7 @@ Params params_of(const StageCall& call, const VariantQuery& query) {
   params.segments.log2_growth = call.scratch[plan_growth].as<float>();
   params.finished = call.scratch[finished].as<std::int32_t>();
   params.segments.marks = call.scratch[marks].as<float>();
-  params.segments.capacity = static_cast<std::int32_t>(slots_to_run(query, blocks_of_head(query)));
+  params.segments.capacity = static_cast<std::int32_t>(slots_of(query));
   params.waiting = waiting_states(call, call.scratch.back());
   return params;
 }
@@ -122,12 +138,12 @@ void steps(const StageCall& call, StepList& out) {
   scan.chunk_offsets = call.scratch[chunk_offsets].as<std::int32_t>();
   scan.checkpoint_offsets = call.scratch[checkpoint_offsets].as<std::int32_t>();
   scan.chunk_counts = call.scratch[counts].as<std::int32_t>();
-  if (segmented(query, blocks_of_head(query))) {
+  if (is_cut(query)) {
     SlotTable table;
     table.useful = static_cast<std::int32_t>(
         segments::useful_segments(query.problem, query.device, blocks_of_head(query)));
     table.slots = call.scratch[plan_slots].as<segments::Slot>();
-    table.slot_count = static_cast<std::int32_t>(slots_to_run(query, blocks_of_head(query)));
+    table.slot_count = static_cast<std::int32_t>(slots_of(query));
     table.longest = call.scratch[longest].as<std::int32_t>();
     table.finished = call.scratch[finished].as<std::int32_t>();
     table.finished_count = static_cast<std::int32_t>(finished_count(query));
@@ -137,9 +153,9 @@ void steps(const StageCall& call, StepList& out) {
   }
   const Params params = params_of(call, query);
   if (value_tile(query) == dim) {
-    whole_head(params, query, out);
+    whole_head(params, call.problem, is_cut(query), slots_of(query), out);
   } else {
-    half_head(params, query, out);
+    half_head(params, call.problem, is_cut(query), slots_of(query), out);
   }
 }
 

@@ -709,9 +709,8 @@ Step launch(const char* name, const Params& params, std::int64_t grid) {
 }
 
 template <class Element>
-void launches(const Params& params, const VariantQuery& query, StepList& out) {
-  const std::int64_t grid = slots_to_run(query, 1) * query.problem.v_heads;
-  if (segmented(query, 1)) {
+void launches(const Params& params, std::int64_t grid, bool cut, StepList& out) {
+  if (cut) {
     out.push_back(params.state.checkpoint_chunks > 0
                       ? launch<Element, Form::segments_checkpoints>("one_pass", params, grid)
                       : launch<Element, Form::segments>("one_pass", params, grid));
@@ -724,11 +723,13 @@ void launches(const Params& params, const VariantQuery& query, StepList& out) {
 
 }  // namespace
 
-void whole_head(const Params& params, const VariantQuery& query, StepList& out) {
-  if (query.problem.activation == DType::bf16) {
-    launches<__nv_bfloat16>(params, query, out);
+void whole_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
+                StepList& out) {
+  const std::int64_t grid = slots * problem.v_heads;
+  if (problem.activation == DType::bf16) {
+    launches<__nv_bfloat16>(params, grid, cut, out);
   } else {
-    launches<__half>(params, query, out);
+    launches<__half>(params, grid, cut, out);
   }
 }
 
