@@ -243,31 +243,45 @@ CostForm fit_front(const std::vector<Group>& groups) {
   return front;
 }
 
-/// The rows beside the fit; those that a choice cannot tell apart, repeated measurements and other
-/// lengths within the same capacity, by their geometric mean.
+/// The rows beside the fit; repeated measurements by their geometric mean. Other lengths within a
+/// capacity, which a choice cannot tell from equal ones, count together half as much as these,
+/// which it assumes.
 std::vector<CostPoint> points_of(const Group& group, const CostTable& table) {
   struct Logs {
     double sum = 0;
     int count = 0;
   };
+  struct Entry {
+    Logs equal;
+    Logs unequal;
+  };
   using Key = std::tuple<std::int64_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
-  std::map<Key, Logs> logs;
+  std::map<Key, Entry> entries;
   for (const CostRow* row : group.all) {
     const Problem problem = row->problem();
-    const double us = predicted_us(table, group.form, problem, row->capacity(), device_of(*row));
     const Capacity capacity = row->capacity();
+    const double us = predicted_us(table, group.form, problem, capacity, device_of(*row));
     const std::int64_t tokens =
         (capacity.max_tokens + capacity.max_sequences - 1) / capacity.max_sequences;
-    Logs& entry = logs[{tokens, capacity.max_sequences, problem.qk_heads, problem.v_heads,
-                        row->multiprocessors}];
-    entry.sum += std::log(1e3 * row->forward_ms / us);
-    ++entry.count;
+    Entry& entry = entries[{tokens, capacity.max_sequences, problem.qk_heads, problem.v_heads,
+                            row->multiprocessors}];
+    Logs& logs = row->equal_lengths() ? entry.equal : entry.unequal;
+    logs.sum += std::log(1e3 * row->forward_ms / us);
+    ++logs.count;
   }
   std::vector<CostPoint> points;
-  for (const auto& [key, entry] : logs) {
+  for (const auto& [key, entry] : entries) {
     const auto& [tokens, sequences, qk_heads, v_heads, multiprocessors] = key;
+    double sum = 0;
+    double weights = 0;
+    for (const auto& [logs, weight] :
+         {std::pair{entry.equal, 2.0}, std::pair{entry.unequal, 1.0}}) {
+      if (logs.count == 0) continue;
+      sum += weight * logs.sum / logs.count;
+      weights += weight;
+    }
     points.push_back(
-        {tokens, sequences, qk_heads, v_heads, multiprocessors, std::exp(entry.sum / entry.count)});
+        {tokens, sequences, qk_heads, v_heads, multiprocessors, std::exp(sum / weights)});
   }
   return points;
 }

@@ -635,6 +635,7 @@ __device__ __forceinline__ bool go_on(const Params& p, Shared& shared) {
   const int number = state_thread();
   const int group = (number + 2 * group_threads) / group_threads;
   const auto meet = [&] {
+    __syncwarp();
     if (group != 3) device::named_sync(all_but_last, 3 * group_threads);
     if (group >= 2) device::named_sync(state_groups, 2 * group_threads);
   };
