@@ -1,7 +1,6 @@
 #pragma once
 
 #include "device/barrier.cuh"
-#include "device/half.cuh"
 #include "device/mma.cuh"
 
 #include <cstdint>

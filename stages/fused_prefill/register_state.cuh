@@ -35,7 +35,6 @@
 
 #include "checkpoints.cuh"
 #include "device/barrier.cuh"
-#include "device/cluster.cuh"
 #include "device/gates.cuh"
 #include "device/group_tril_inverse.cuh"
 #include "device/half.cuh"
@@ -139,8 +138,8 @@ struct Config {
                 512);
 };
 
-// Factors by token. A thread of a state group needs those of pairs of tokens, one of the output
-// group those of its rows.
+// Factors by token. A thread of a state group needs those of pairs of tokens, one of a group that
+// makes P or O those of its rows.
 struct Gates {
   float4 residual[rows / 2];  // beta gamma of both, beta of both
   float2 decay[rows / 2];
@@ -1072,17 +1071,16 @@ inline OptionSpec segments_option() {
           {0, 1}};
 }
 
-/// Whether sequences are cut: where the blocks of the heads leave room for two segments of each.
-inline bool segmented(const VariantQuery& query, std::int64_t blocks_of_head = 2) {
+/// Whether sequences are cut: where halves of the heads leave room for two segments of each.
+inline bool segmented(const VariantQuery& query) {
   return option_or(query.options, "segments", 1) != 0 &&
-         segments::useful_segments(query.problem, query.device, blocks_of_head) > 1;
+         segments::useful_segments(query.problem, query.device) > 1;
 }
 
 /// Slots that blocks are started for: without cuts, sequences.
-inline std::int64_t slots_to_run(const VariantQuery& query, std::int64_t blocks_of_head = 2) {
-  return segmented(query, blocks_of_head)
-             ? segments::slot_count(query.problem, query.capacity, query.device, blocks_of_head)
-             : query.capacity.max_sequences;
+inline std::int64_t slots_to_run(const VariantQuery& query) {
+  return segmented(query) ? segments::slot_count(query.problem, query.capacity, query.device)
+                          : query.capacity.max_sequences;
 }
 
 /// Scratch of a kernel that works on segments: marks, and final states of cut sequences, of which

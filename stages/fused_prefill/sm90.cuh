@@ -102,9 +102,9 @@ struct Slot {
   }
 };
 
-/// Sends `length` rows of a tile of O, of `Panels` panels, on their way; by the threads of a
-/// warp group, after a barrier behind the tile's writes. A whole tile goes by TMA in the bulk group
-/// of thread 0.
+/// Sends `length` rows of a tile of O, of `Panels` panels, on their way; by `Threads`
+/// threads, after a barrier behind the tile's writes. A whole tile goes by TMA in the bulk group of
+/// thread 0.
 template <class Element, int Panels, int Threads = group_threads>
 __device__ __forceinline__ void store_output_tile(const CUtensorMap& map,
                                                   const device::Rows<void>& o, const Work& w,

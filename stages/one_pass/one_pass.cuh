@@ -5,7 +5,8 @@
 // Where heads are few, the launch in front cuts the sequences (plan.cu), and each block looks back
 // from its segment's begin, by the gates alone, until the past has faded. What keys that are not
 // normalised add to the bound is found on the way, from the diagonal of K K^T, and enters the check
-// behind, in the second launch, which computes again what does not pass it.
+// behind, of a second launch (half heads) or of the last block to be done (whole ones), which
+// computes again what does not pass it.
 
 #include <gdnflow/stage.hpp>
 

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -79,7 +78,7 @@ enum Piece : int {
   marks
 };
 
-/// One a head of each sequence that is cut, of which there are fewer than cuts.
+/// One a head and cut, of which there are fewer than useful segments.
 std::int64_t finished_count(const VariantQuery& query) {
   return segments::useful_segments(query.problem, query.device, blocks_of_head(query)) *
          query.problem.v_heads;

@@ -22,7 +22,7 @@
 // of S or V' goes through shared memory, and neither waits for the other.
 //
 // A block: 512 threads; 32, 96 and 192 registers a thread of producers, preparing and state groups;
-// 226 KiB of shared memory.
+// 225 KiB of shared memory.
 
 #include <gdnflow/stage.hpp>
 
@@ -625,9 +625,9 @@ __device__ void find_next_task(const Params& p, Shared& shared) {
   shared.again = true;
 }
 
-// Whether there is another task; by every thread. Not by one barrier of the whole
-// block, which synccheck does not follow in code of different roles: the first state group, which
-// decides, meets the others by two.
+// Whether there is another task; by every thread. The first state group, which decides, meets the
+// others by two barriers, the first three groups and the state groups: docs/sanitizer.md has what
+// the tools say of it.
 template <Form form>
 __device__ __forceinline__ bool go_on(const Params& p, Shared& shared) {
   if constexpr (!cuts<form>) return false;
