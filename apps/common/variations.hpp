@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gdnflow::apps {
@@ -36,8 +37,9 @@ class Sweeps {
   /// together; gdnflow::Error (invalid_argument) for an unknown stage.
   explicit Sweeps(const po::variables_map& arguments);
 
-  /// Sweeps an option over all values but 0, which leaves it to the variant, for each variant of these
-  /// stages for a device that has a choice. Errors: UsageError together with --sweep or --options.
+  /// Sweeps an option over all values but 0, which leaves it to the variant, for each variant of
+  /// these stages for a device that has a choice. Errors: UsageError together with --sweep or
+  /// --options.
   void add_every_value(std::initializer_list<std::string_view> stages, const std::string& option,
                        DeviceType device);
 

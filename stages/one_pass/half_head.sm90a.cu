@@ -28,7 +28,6 @@
 #include "one_pass/one_pass.cuh"
 
 #include <cstdint>
-#include <variant>
 
 namespace gdnflow::stages::one_pass {
 namespace {
@@ -240,40 +239,15 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-
-template <class Element, Form form>
-Step launch(const char* name, const Params& params, std::int64_t grid) {
-  Step step = kernel_step(name, half_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
-                          sizeof(Shared), params);
-  std::get<KernelLaunch>(step.work).programmatic = true;
-  return step;
-}
-
-template <class Element>
-void launches(const Params& params, std::int64_t grid, bool cut, StepList& out) {
-  if (cut) {
-    out.push_back(params.state.checkpoint_chunks > 0
-                      ? launch<Element, Form::segments_checkpoints>("one_pass", params, grid)
-                      : launch<Element, Form::segments>("one_pass", params, grid));
-    out.push_back(launch<Element, Form::repair>("one_pass repair", params, grid));
-  } else if (params.state.checkpoint_chunks > 0) {
-    out.push_back(launch<Element, Form::checkpoints>("one_pass", params, grid));
-  } else {
-    out.push_back(launch<Element, Form::plain>("one_pass", params, grid));
-  }
-}
-
 }  // namespace
 
 void half_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
                StepList& out) {
   const std::int64_t grid = slots * problem.v_heads * splits;
-  if (problem.activation == DType::bf16) {
-    launches<__nv_bfloat16>(params, grid, cut, out);
-  } else {
-    launches<__half>(params, grid, cut, out);
-  }
+  add_walk<true>(params, problem, cut, out, [&]<class Element, Form form>(const char* name) {
+    return kernel_step(name, half_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
+                       sizeof(Shared), params);
+  });
 }
 
 }  // namespace gdnflow::stages::one_pass

@@ -17,6 +17,8 @@
 #include "segments/plan.hpp"
 
 #include <cstdint>
+#include <utility>
+#include <variant>
 
 namespace gdnflow::stages::one_pass {
 
@@ -152,6 +154,31 @@ __device__ __forceinline__ float log2_growth_of(const float (&gram)[rows / 2], c
     if (factor > 1.0F) growth += log2f(factor);
   }
   return growth;
+}
+
+// Adds the launches of a walk, over segments or whole sequences. launch.operator()<Element,
+// Form>(name) makes one; `Repairs`: whether segments are checked by a launch behind.
+template <bool Repairs, class Launch>
+void add_walk(const Params& params, const Problem& problem, bool cut, StepList& out,
+              Launch&& launch) {
+  const auto add = [&]<class Element, Form form>(const char* name) {
+    Step step = launch.template operator()<Element, form>(name);
+    std::get<KernelLaunch>(step.work).programmatic = true;
+    out.push_back(std::move(step));
+  };
+  const bool checkpoints = params.state.checkpoint_chunks > 0;
+  const auto add_all = [&]<class Element>() {
+    if (!cut) {
+      checkpoints ? add.template operator()<Element, Form::checkpoints>("one_pass")
+                  : add.template operator()<Element, Form::plain>("one_pass");
+      return;
+    }
+    checkpoints ? add.template operator()<Element, Form::segments_checkpoints>("one_pass")
+                : add.template operator()<Element, Form::segments>("one_pass");
+    if constexpr (Repairs) add.template operator()<Element, Form::repair>("one_pass repair");
+  };
+  problem.activation == DType::bf16 ? add_all.template operator()<__nv_bfloat16>()
+                                    : add_all.template operator()<__half>();
 }
 
 /// Add the launches of a walk, over segments or whole sequences, in so many slots: two blocks a

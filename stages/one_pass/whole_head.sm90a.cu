@@ -36,7 +36,6 @@
 #include "one_pass/one_pass.cuh"
 
 #include <cstdint>
-#include <variant>
 
 namespace gdnflow::stages::one_pass {
 namespace {
@@ -265,8 +264,7 @@ __device__ void prepare(const Params& p, const Task& w, Shared& shared) {
     Inverse::end(inverse, warp % 2, lane, emit);
     device::fence_async_proxy();
     shared.solved[pair.index].arrive();
-    // The next chunk's products under the rest; behind the last chunk the same once more, for
-    // nothing.
+    // The next chunk's products; behind the last chunk the same once more, for nothing.
     if (i + 1 < chunks) slot.advance(Shape::key_stages);
     shared.full_keys[slot.index].wait(slot.phase);
     device::forget(gram);
@@ -699,39 +697,15 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   }
 }
 
-// ---------------------------------------------------------------------------------------------
-
-template <class Element, Form form>
-Step launch(const char* name, const Params& params, std::int64_t grid) {
-  Step step = kernel_step(name, whole_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
-                          sizeof(Shared), params);
-  std::get<KernelLaunch>(step.work).programmatic = true;
-  return step;
-}
-
-template <class Element>
-void launches(const Params& params, std::int64_t grid, bool cut, StepList& out) {
-  if (cut) {
-    out.push_back(params.state.checkpoint_chunks > 0
-                      ? launch<Element, Form::segments_checkpoints>("one_pass", params, grid)
-                      : launch<Element, Form::segments>("one_pass", params, grid));
-  } else if (params.state.checkpoint_chunks > 0) {
-    out.push_back(launch<Element, Form::checkpoints>("one_pass", params, grid));
-  } else {
-    out.push_back(launch<Element, Form::plain>("one_pass", params, grid));
-  }
-}
-
 }  // namespace
 
 void whole_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
                 StepList& out) {
   const std::int64_t grid = slots * problem.v_heads;
-  if (problem.activation == DType::bf16) {
-    launches<__nv_bfloat16>(params, grid, cut, out);
-  } else {
-    launches<__half>(params, grid, cut, out);
-  }
+  add_walk<false>(params, problem, cut, out, [&]<class Element, Form form>(const char* name) {
+    return kernel_step(name, whole_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
+                       sizeof(Shared), params);
+  });
 }
 
 }  // namespace gdnflow::stages::one_pass
