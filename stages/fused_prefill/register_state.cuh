@@ -117,6 +117,7 @@ struct Config {
   static_assert(!Solves || Groups == 1, "there are registers for four groups");
   static constexpr int groups = Groups;
   static constexpr bool solves = Solves;
+  static constexpr bool uses_blocks = false;
   static constexpr int tile = Groups * group_columns;
   static constexpr int threads = (2 + Groups + (Solves ? 1 : 0)) * group_threads;
   // Two rings: k, A and gates, which come further ahead where A has to be made, and q and v.
@@ -352,7 +353,8 @@ __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const
 }
 
 template <class Shape, class Shared>
-__device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared& shared) {
+__device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared& shared,
+                             Slot& slot) {
   if (w.chunks == 0) return;
   const int lane = threadIdx.x % 32;
   int first = w.chunk.first_token;
@@ -369,7 +371,6 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
     }
   };
   fetch();
-  Slot slot;
   for (;;) {
     auto& keys = shared.keys[slot.index];
     Gates& gates = shared.gates[slot.index];
@@ -413,6 +414,12 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
     gates.decay[lane] = {decay[0], decay[1]};
     *reinterpret_cast<float2*>(&gates.query[2 * lane]) = {p.scale * gamma[0], p.scale * gamma[1]};
     *reinterpret_cast<float2*>(&gates.log2_gamma[2 * lane]) = {log2_gamma[0], log2_gamma[1]};
+    if constexpr (Shape::uses_blocks) {
+      const float end = __shfl_sync(~0U, log2_gamma[1], lane | 7);
+      *reinterpret_cast<float2*>(&shared.to_block_end[slot.index][2 * lane]) = {
+          device::exp2_approximate(end - log2_gamma[0]),
+          device::exp2_approximate(end - log2_gamma[1])};
+    }
     if (lane == 0) {
       gates.fade = device::exp2_approximate(gc_last);
       gates.first_token = first;
@@ -1031,8 +1038,8 @@ __device__ void make_output(const RegisterStateParams& p, const Task& w,
 // ---------------------------------------------------------------------------------------------
 // On the host.
 
-inline constexpr std::int64_t state_bytes =
-    std::int64_t{dim} * dim * static_cast<int>(sizeof(float));
+inline constexpr std::int64_t state_elements = std::int64_t{dim} * dim;
+inline constexpr std::int64_t state_bytes = state_elements * static_cast<int>(sizeof(float));
 
 // Whether the memory of two tensors has anything in common.
 inline bool may_share(const TensorView& a, const TensorView& b) {

@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
     device::give_registers<Shape::producer_registers>();
     if (threadIdx.x < 32) {
       find_tokens(p, w);
-      produce_keys<Shape>(p, w, shared);
+      Slot slot;
+      produce_keys<Shape>(p, w, shared, slot);
     }
   } else if (group == 1) {
     if constexpr (Shape::output_registers * Shape::threads > 65536) {

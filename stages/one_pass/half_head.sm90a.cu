@@ -26,14 +26,104 @@
 #include "device/wgmma.cuh"
 #include "fused_prefill/register_state.cuh"
 #include "one_pass/one_pass.cuh"
+#include "one_pass/walks.hpp"
+#include "segments/block_plan.cuh"
 
 #include <cstdint>
+#include <utility>
+#include <variant>
 
 namespace gdnflow::stages::one_pass {
 namespace {
 
 using Shape = Config<1, true>;
 using Shared = SharedStorage<Shape>;
+
+// ---------------------------------------------------------------------------------------------
+// Work. Where heads are few, the launch in front cuts the sequences (plan.cu), and each block looks
+// back from its segment's begin, by the gates alone, until the past has faded. What keys that are
+// not normalised add to the bound is found on the way, from the diagonal of K K^T, and enters the
+// check of a launch behind, which computes again what does not pass it.
+
+template <class Shape>
+struct PlanStorage {
+  float sums[Shape::threads / 32];
+};
+
+// This block's segment, by the whole block.
+template <class Shape>
+__device__ bool find_segment(const HalfParams& p, PlanStorage<Shape>& shared, int number,
+                             Task& task) {
+  const segments::Slot slot = p.segments.slots[number];
+  if (slot.sequence < 0) return false;
+  const std::int32_t first = p.chunks.offsets[slot.sequence];
+  const std::int32_t chunks = p.chunks.offsets[slot.sequence + 1] - first;
+  const bool speaks = threadIdx.x == 0 && task.first_column == 0;  // for all blocks of the segment
+  const auto start_of = [&](std::int32_t begin) {
+    return segments::find_start(first, begin, shared.sums, [&](std::int32_t index) {
+      const device::Chunk chunk = chunk_of(p, slot.sequence, index - first);
+      float sum = 0.0F;
+      for (auto i = static_cast<int>(threadIdx.x % 32); i < chunk.tokens; i += 32) {
+        sum += device::clamp_log_decay(p.g.at(std::int64_t{chunk.first_token} + i, task.head));
+      }
+      return segments::sum_of_warp(sum) * device::log2_e;
+    });
+  };
+  const std::int32_t count = segments::Cut{*p.longest_segment}.segments(chunks);
+  task.sequence = slot.sequence;
+  task.first_slot = number - slot.number;
+  task.segments = count;
+  const segments::Start start = start_of(slot.begin);
+  task.entry = std::int64_t{number} * p.heads.v + task.head;
+  if (speaks) {
+    p.segment_starts[task.entry] = start.chunk;
+    p.log2_bounds[task.entry] = start.log2_bound;
+  }
+  if (start.chunk < 0) return false;
+  // Segments behind that have no start of their own are this one's.
+  std::int32_t next = slot.number + 1;
+  std::int32_t last = slot.end;
+  while (next < count && start_of(last).chunk < 0) {
+    last = first + segments::Cut::border(chunks, count, ++next);
+  }
+  task.first = first;
+  task.first_chunk = start.chunk;
+  task.chunks = last - start.chunk;
+  task.lead = slot.begin - start.chunk;
+  task.from_start = start.chunk == first;
+  task.to_end = last == first + chunks;
+  if (task.to_end && !(task.from_start && task.lead == 0) && p.waiting.data != nullptr) {
+    task.waiting_row = waiting_row(number - slot.number + next - 1, slot);
+  }
+  return true;
+}
+
+// What a block works on, by the whole block; `shared` is free again on return. False: nothing.
+template <class Shape, Form form>
+__device__ __forceinline__ bool find_task(const HalfParams& p, PlanStorage<Shape>& shared,
+                                          Task& task) {
+  if constexpr (form == Form::plain || form == Form::checkpoints) {
+    static_cast<Work&>(task) = work_of_block<Shape::tile>(p.chunks, p.heads);
+    task.first = task.first_chunk;
+  } else {
+    constexpr int splits = dim / Shape::tile;
+    const unsigned entry = blockIdx.x / splits;
+    task.head = static_cast<int>(entry % p.heads.v);
+    task.qk_head = p.heads.qk_of(task.head);
+    task.first_column = static_cast<int>(blockIdx.x % splits) * Shape::tile;
+    const int number = static_cast<int>(entry / p.heads.v);
+    if constexpr (form == Form::repair) {
+      if (!find_repair(p, number, task)) return false;
+    } else {
+      if (!find_segment<Shape>(p, shared, number, task)) return false;
+      __syncthreads();
+    }
+  }
+  if constexpr (form != Form::plain) {
+    if (task.chunks > 0) task.first_number = chunk_of(p, task.sequence, 0).number;
+  }
+  return true;
+}
 
 constexpr int splits = dim / Shape::tile;  // blocks of a cluster
 // Each block makes A for every second stage of the ring.
@@ -75,7 +165,7 @@ __device__ void make_room(const Task& w, Shared& shared) {
 }
 
 template <class Element, Form form>
-__device__ void solve(const Params& p, const Task& w, Shared& shared) {
+__device__ void solve(const HalfParams& p, const Task& w, Shared& shared) {
   using Inverse = device::GroupTrilInverse;
   const int lane = threadIdx.x % 32;
   const int warp = __shfl_sync(~0U, threadIdx.x % group_threads / 32, 0);  // alike in all lanes
@@ -180,7 +270,7 @@ __device__ void solve(const Params& p, const Task& w, Shared& shared) {
 
 template <class Element, Form form>
 __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads, 1)
-    half_head_kernel(const __grid_constant__ Params p) {
+    half_head_kernel(const __grid_constant__ HalfParams p) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
@@ -216,7 +306,8 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
     device::give_registers<Shape::producer_registers>();
     if (threadIdx.x < 32) {
       find_tokens(p, w);
-      produce_keys<Shape>(p, w, shared);
+      Slot slot;
+      produce_keys<Shape>(p, w, shared, slot);
     } else if (threadIdx.x < 64) {
       find_tokens(p, w);
       produce_queries<Shape>(p, w, shared);
@@ -241,13 +332,28 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
 
 }  // namespace
 
-void half_head(const Params& params, const Problem& problem, bool cut, std::int64_t slots,
+void half_head(const HalfParams& params, const Problem& problem, bool cut, std::int64_t slots,
                StepList& out) {
   const std::int64_t grid = slots * problem.v_heads * splits;
-  add_walk<true>(params, problem, cut, out, [&]<class Element, Form form>(const char* name) {
-    return kernel_step(name, half_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
-                       sizeof(Shared), params);
-  });
+  const auto add = [&]<class Element, Form form>(const char* name) {
+    Step step = kernel_step(name, half_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
+                            sizeof(Shared), params);
+    std::get<KernelLaunch>(step.work).programmatic = true;
+    out.push_back(std::move(step));
+  };
+  const bool checkpoints = params.state.checkpoint_chunks > 0;
+  const auto add_all = [&]<class Element>() {
+    if (!cut) {
+      checkpoints ? add.template operator()<Element, Form::checkpoints>("one_pass")
+                  : add.template operator()<Element, Form::plain>("one_pass");
+      return;
+    }
+    checkpoints ? add.template operator()<Element, Form::segments_checkpoints>("one_pass")
+                : add.template operator()<Element, Form::segments>("one_pass");
+    add.template operator()<Element, Form::repair>("one_pass repair");
+  };
+  problem.activation == DType::bf16 ? add_all.template operator()<__nv_bfloat16>()
+                                    : add_all.template operator()<__half>();
 }
 
 }  // namespace gdnflow::stages::one_pass

@@ -7,6 +7,8 @@
 #include "cuda_variant.hpp"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/plan.hpp"
+#include "one_pass/shares.hpp"
+#include "one_pass/walks.hpp"
 #include "segments/plan.hpp"
 
 #include <algorithm>
@@ -17,72 +19,162 @@
 namespace gdnflow::stages::one_pass {
 namespace {
 
+/// The pieces of a call's scratch in turn, in the order in which they were asked for.
+class ScratchReader {
+ public:
+  explicit ScratchReader(const StageCall& call) : call_(&call) {}
+
+  template <class T>
+  T* next() {
+    return call_->scratch[number_++].as<T>();
+  }
+
+ private:
+  const StageCall* call_;
+  std::size_t number_ = 0;
+};
+
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
   // What should be done first: a half's chunk takes about two thirds of the time of a whole one.
-  const auto time = [&](std::int64_t tile, std::int64_t chunk_time) {
-    const std::int64_t blocks = dim / tile;
-    const std::int64_t sequences = std::max<std::int64_t>(query.capacity.max_sequences, 1);
-    const std::int64_t chunks = ceil_div(query.capacity.max_tokens, chunk_tokens * sequences);
-    const std::int64_t useful =
-        segments::useful_segments(query.problem, query.device, blocks) / sequences;
-    if (useful > 1 && option_or(query.options, "segments", 1) != 0) {
-      const std::int64_t piece = std::max(ceil_div(chunks, useful), segment_grain);
-      return chunk_time * std::min(piece + segments::usual_lead, chunks);
-    }
-    const std::int64_t width = std::max(query.device.multiprocessors, 1);
-    return chunk_time * chunks * ceil_div(sequences * query.problem.v_heads * blocks, width);
-  };
-  return time(group_columns, 2) < time(dim, 3) ? group_columns : dim;
+  const std::int64_t sequences = std::max<std::int64_t>(query.capacity.max_sequences, 1);
+  const std::int64_t chunks = ceil_div(query.capacity.max_tokens, chunk_tokens * sequences);
+  const std::int64_t width = std::max(query.device.multiprocessors, 1);
+  const bool cut = option_or(query.options, "segments", 1) != 0;
+  const std::int64_t heads = sequences * query.problem.v_heads;
+  std::int64_t whole = chunks * ceil_div(heads, width);
+  if (cut) whole = std::min(whole, ceil_div(chunks * heads, width) + segments::usual_lead);
+  std::int64_t half = chunks * ceil_div(2 * heads, width);
+  const std::int64_t useful = segments::useful_segments(query.problem, query.device, 2) / sequences;
+  if (useful > 1 && cut) {
+    const std::int64_t piece = std::max(ceil_div(chunks, useful), segment_grain);
+    half = std::min(piece + segments::usual_lead, chunks);
+  }
+  return 2 * half < 3 * whole ? group_columns : dim;
 }
 
-std::int64_t blocks_of_head(const VariantQuery& query) { return dim / value_tile(query); }
+// ---------------------------------------------------------------------------------------------
+// Half heads, in segments.
 
 /// Whether sequences are cut: where there is room for more segments than sequences, or where whole
 /// sequences side by side leave more than an eighth of the machine idle.
 bool is_cut(const VariantQuery& query) {
-  const std::int64_t blocks = blocks_of_head(query);
-  const std::int64_t useful = segments::useful_segments(query.problem, query.device, blocks);
+  const std::int64_t useful = segments::useful_segments(query.problem, query.device);
   if (option_or(query.options, "segments", 1) == 0 || useful == 1) return false;
   const std::int64_t sequences = query.capacity.max_sequences;
   return useful > sequences ||
-         8 * sequences * query.problem.v_heads * blocks <= 7 * query.device.multiprocessors;
+         8 * sequences * query.problem.v_heads * 2 <= 7 * query.device.multiprocessors;
 }
 
 /// Slots that blocks are started for: without cuts, sequences.
 std::int64_t slots_of(const VariantQuery& query) {
-  return is_cut(query) ? segments::slot_count(query.problem, query.capacity, query.device,
-                                              blocks_of_head(query))
+  return is_cut(query) ? segments::slot_count(query.problem, query.capacity, query.device)
                        : query.capacity.max_sequences;
 }
 
+std::vector<ScratchSpec> segment_pieces(const VariantQuery& query) {
+  if (!is_cut(query)) return {};
+  const std::int64_t entries = slots_of(query) * query.problem.v_heads;
+  std::vector<ScratchSpec> pieces{
+      {"slots", slots_of(query) * static_cast<std::int64_t>(sizeof(segments::Slot))},
+      {"segment_starts", entries * static_cast<std::int64_t>(sizeof(std::int32_t))},
+      {"segment_bounds", entries * static_cast<std::int64_t>(sizeof(float))},
+      {"segment_growth", entries * 4 * static_cast<std::int64_t>(sizeof(float))},
+      {"longest", sizeof(std::int32_t)}};
+  for (ScratchSpec& piece : segment_scratch(query)) pieces.push_back(std::move(piece));
+  return pieces;
+}
+
+void add_half(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
+              const Params& common, ScratchReader scratch, StepList& out) {
+  HalfParams params{};
+  static_cast<Params&>(params) = common;
+  if (is_cut(query)) {
+    SlotTable table;
+    table.useful =
+        static_cast<std::int32_t>(segments::useful_segments(query.problem, query.device));
+    table.slot_count = static_cast<std::int32_t>(slots_of(query));
+    table.slots = scratch.next<segments::Slot>();
+    params.segment_starts = scratch.next<std::int32_t>();
+    params.log2_bounds = scratch.next<float>();
+    params.segments.log2_growth = scratch.next<float>();
+    table.longest = scratch.next<std::int32_t>();
+    params.segments.marks = scratch.next<float>();
+    params.longest_segment = table.longest;
+    params.segments.slots = table.slots;
+    params.segments.starts = params.segment_starts;
+    params.segments.log2_bounds = params.log2_bounds;
+    params.segments.capacity = table.slot_count;
+    params.waiting = waiting_states(call, call.scratch.back());
+    out.push_back(plan_step(scan, table));
+  } else {
+    out.push_back(sequence_scan_step(scan));
+  }
+  half_head(params, call.problem, is_cut(query), slots_of(query), out);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Whole heads, in shares.
+
+/// No more than multiprocessors, nor than there may be chunks.
+std::int64_t share_blocks(const VariantQuery& query) {
+  const std::int64_t most = query.problem.v_heads * (max_chunks(query.problem, query.capacity) +
+                                                     query.capacity.max_sequences);
+  return std::clamp<std::int64_t>(most, 1, std::max(query.device.multiprocessors, 1));
+}
+
+std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
+  const std::int64_t blocks = share_blocks(query);
+  const std::int64_t marks =
+      max_chunks(query.problem, query.capacity) * query.problem.v_heads * SegmentPlan::parts;
+  std::vector<ScratchSpec> pieces{
+      {"shares", (blocks + 1) * static_cast<std::int64_t>(sizeof(Place))},
+      {"finished", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
+      {"share_starts", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
+      {"share_bounds", blocks * static_cast<std::int64_t>(sizeof(float))},
+      {"share_growth", blocks * 4 * static_cast<std::int64_t>(sizeof(float))},
+      {"marks", marks * static_cast<std::int64_t>(sizeof(float))}};
+  if (query.problem.initial_state && query.problem.final_state) {
+    pieces.push_back({"waiting", blocks * state_bytes});
+  }
+  return pieces;
+}
+
+void add_whole(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
+               const Params& common, ScratchReader scratch, StepList& out) {
+  WholeParams params{};
+  static_cast<Params&>(params) = common;
+  ShareTable table;
+  table.blocks = static_cast<std::int32_t>(share_blocks(query));
+  table.heads = static_cast<std::int32_t>(query.problem.v_heads);
+  table.cuts = option_or(query.options, "segments", 1) != 0;
+  table.places = scratch.next<Place>();
+  table.finished = scratch.next<std::int32_t>();
+  params.places = table.places;
+  params.finished = table.finished;
+  params.share_starts = scratch.next<std::int32_t>();
+  params.share_bounds = scratch.next<float>();
+  params.segments.log2_growth = scratch.next<float>();
+  params.segments.marks = scratch.next<float>();
+  // A head that is cut has a row of its own, by the block that it begins in.
+  params.waiting = waiting_states(call, call.scratch.back());
+  params.waiting.head_stride = 0;
+  params.waiting.rows = table.blocks;
+  params.waiting.pool_stride = state_elements;
+  out.push_back(share_step(scan, table));
+  whole_head(params, call.problem, table.blocks, out);
+}
+
+// ---------------------------------------------------------------------------------------------
+
 Support supports(const VariantQuery& query) {
-  return supports_sm90(query, slots_of(query) * query.problem.v_heads * blocks_of_head(query));
+  const std::int64_t blocks =
+      value_tile(query) == dim ? share_blocks(query) : 2 * slots_of(query) * query.problem.v_heads;
+  return supports_sm90(query, blocks);
 }
 
 Support accepts(const StageCall& call) { return accepts_tiles(call, {"q", "k", "v", "o"}); }
-
-// Pieces of the call's scratch, in this order.
-enum Piece : int {
-  starts,
-  chunk_offsets,
-  checkpoint_offsets,
-  counts,
-  plan_slots,
-  plan_starts,
-  plan_bounds,
-  plan_growth,
-  longest,
-  finished,
-  marks
-};
-
-/// One a head and cut, of which there are fewer than useful segments.
-std::int64_t finished_count(const VariantQuery& query) {
-  return segments::useful_segments(query.problem, query.device, blocks_of_head(query)) *
-         query.problem.v_heads;
-}
 
 std::vector<ScratchSpec> scratch(const VariantQuery& query) {
   const std::int64_t sequences = sequence_starts_bytes(query.capacity.max_sequences);
@@ -90,72 +182,34 @@ std::vector<ScratchSpec> scratch(const VariantQuery& query) {
                                   {"chunk_offsets", sequences},
                                   {"checkpoint_offsets", sequences},
                                   {"counts", 4 * sizeof(std::int32_t)}};
-  if (!is_cut(query)) return pieces;
-  const std::int64_t entries = slots_of(query) * query.problem.v_heads;
-  pieces.push_back({"slots", slots_of(query) * static_cast<std::int64_t>(sizeof(segments::Slot))});
-  pieces.push_back({"segment_starts", entries * static_cast<std::int64_t>(sizeof(std::int32_t))});
-  pieces.push_back({"segment_bounds", entries * static_cast<std::int64_t>(sizeof(float))});
-  pieces.push_back({"segment_growth", entries * 4 * static_cast<std::int64_t>(sizeof(float))});
-  pieces.push_back({"longest", sizeof(std::int32_t)});
-  pieces.push_back(
-      {"finished", finished_count(query) * static_cast<std::int64_t>(sizeof(std::int32_t))});
-  for (ScratchSpec& piece : segment_scratch(query, blocks_of_head(query)))
+  for (ScratchSpec& piece :
+       value_tile(query) == dim ? share_pieces(query) : segment_pieces(query)) {
     pieces.push_back(std::move(piece));
+  }
   return pieces;
-}
-
-Params params_of(const StageCall& call, const VariantQuery& query) {
-  Params params{};
-  static_cast<Sm90Params&>(params) = sm90_tensors(call);
-  params.g = device::Scalars<const float>(call["g"]);
-  params.starts = call.scratch[starts].as<const std::int32_t>();
-  params.chunks.offsets = call.scratch[chunk_offsets].as<const std::int32_t>();
-  params.chunks.counts = call.scratch[counts].as<const std::int32_t>();
-  params.checkpoint_offsets = call.scratch[checkpoint_offsets].as<const std::int32_t>();
-  params.prefix_lens = call["prefix_lens"].data;
-  params.wide_index = call.problem.index == DType::i64;
-  if (!is_cut(query)) return params;
-  params.longest_segment = call.scratch[longest].as<const std::int32_t>();
-  params.segment_starts = call.scratch[plan_starts].as<std::int32_t>();
-  params.log2_bounds = call.scratch[plan_bounds].as<float>();
-  params.segments.slots = call.scratch[plan_slots].as<const segments::Slot>();
-  params.segments.starts = params.segment_starts;
-  params.segments.log2_bounds = params.log2_bounds;
-  params.segments.log2_growth = call.scratch[plan_growth].as<float>();
-  params.finished = call.scratch[finished].as<std::int32_t>();
-  params.segments.marks = call.scratch[marks].as<float>();
-  params.segments.capacity = static_cast<std::int32_t>(slots_of(query));
-  params.waiting = waiting_states(call, call.scratch.back());
-  return params;
 }
 
 void steps(const StageCall& call, StepList& out) {
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
+  ScratchReader scratch(call);
   SequenceScan scan = sequence_scan(call);
   scan.prefix_lens = call["prefix_lens"].data;
-  scan.starts = call.scratch[starts].as<std::int32_t>();
-  scan.chunk_offsets = call.scratch[chunk_offsets].as<std::int32_t>();
-  scan.checkpoint_offsets = call.scratch[checkpoint_offsets].as<std::int32_t>();
-  scan.chunk_counts = call.scratch[counts].as<std::int32_t>();
-  if (is_cut(query)) {
-    SlotTable table;
-    table.useful = static_cast<std::int32_t>(
-        segments::useful_segments(query.problem, query.device, blocks_of_head(query)));
-    table.slots = call.scratch[plan_slots].as<segments::Slot>();
-    table.slot_count = static_cast<std::int32_t>(slots_of(query));
-    table.longest = call.scratch[longest].as<std::int32_t>();
-    table.finished = call.scratch[finished].as<std::int32_t>();
-    table.finished_count = static_cast<std::int32_t>(finished_count(query));
-    out.push_back(plan_step(scan, table));
-  } else {
-    out.push_back(sequence_scan_step(scan));
-  }
-  const Params params = params_of(call, query);
-  if (value_tile(query) == dim) {
-    whole_head(params, call.problem, is_cut(query), slots_of(query), out);
-  } else {
-    half_head(params, call.problem, is_cut(query), slots_of(query), out);
-  }
+  scan.starts = scratch.next<std::int32_t>();
+  scan.chunk_offsets = scratch.next<std::int32_t>();
+  scan.checkpoint_offsets = scratch.next<std::int32_t>();
+  scan.chunk_counts = scratch.next<std::int32_t>();
+
+  Params common{};
+  static_cast<Sm90Params&>(common) = sm90_tensors(call);
+  common.g = device::Scalars<const float>(call["g"]);
+  common.starts = scan.starts;
+  common.chunks.offsets = scan.chunk_offsets;
+  common.chunks.counts = scan.chunk_counts;
+  common.checkpoint_offsets = scan.checkpoint_offsets;
+  common.prefix_lens = scan.prefix_lens;
+  common.wide_index = scan.wide_index;
+  value_tile(query) == dim ? add_whole(call, query, scan, common, scratch, out)
+                           : add_half(call, query, scan, common, scratch, out);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// In front of the walk over the chunks: where sequences begin and how they are cut, by one block.
+// In front of the walk by half heads: where sequences begin and how they are cut, by one block.
 
 #include <gdnflow/stage.hpp>
 
@@ -26,10 +26,6 @@ __global__ void __launch_bounds__(scan::Config::threads)
   } shared;
   device::allow_successors();
   const SlotTable& table = p.table;
-  for (auto i = static_cast<std::int32_t>(threadIdx.x); i < table.finished_count;
-       i += scan::Config::threads) {
-    table.finished[i] = 0;
-  }
   const scan::Sequence end = scan::scan_sequences(
       p.scan, shared.scan,
       [&](const scan::Sequence& sequence) { scan::write_offsets(p.scan, sequence); },

@@ -11,12 +11,10 @@ namespace gdnflow::stages::one_pass {
 
 /// What the walk over the chunks needs besides the scan over the sequences where these are cut.
 struct SlotTable {
-  std::int32_t useful = 0;           ///< segments that fill the machine
-  segments::Slot* slots = nullptr;   ///< [NS]
-  std::int32_t slot_count = 0;       ///< NS
-  std::int32_t* longest = nullptr;   ///< [1]: chunks of a segment, at most
-  std::int32_t* finished = nullptr;  ///< [F]: set to zero
-  std::int32_t finished_count = 0;   ///< F
+  std::int32_t useful = 0;          ///< segments that fill the machine
+  segments::Slot* slots = nullptr;  ///< [NS]
+  std::int32_t slot_count = 0;      ///< NS
+  std::int32_t* longest = nullptr;  ///< [1]: chunks of a segment, at most
 };
 
 /// The scan and the table, in one launch of one block. `scan.chunk_offsets` and `.chunk_counts` are

@@ -1,0 +1,37 @@
+#pragma once
+
+// The two walks over the chunks, and what each needs besides.
+
+#include <gdnflow/step.hpp>
+
+#include "one_pass/one_pass.cuh"
+#include "one_pass/shares.hpp"
+
+#include <cstdint>
+
+namespace gdnflow::stages::one_pass {
+
+struct HalfParams : Params {
+  const std::int32_t* longest_segment;  // [1], in chunks
+  std::int32_t* segment_starts;         // what SegmentPlan reads
+  float* log2_bounds;
+};
+
+struct WholeParams : Params {
+  const Place* places;         // [B+1]
+  std::int32_t* finished;      // [B]: blocks done with the sequence and head that begins in one and
+                               // ends in another
+  std::int32_t* share_starts;  // [B]: chunk of the sequence from which on a share that begins
+                               // inside one is walked; -1: none
+  float* share_bounds;         // [B]: log2 of what remains of the past there, by the gates alone
+};
+
+/// Adds the launches of a walk by half a head a block, in clusters of two, over sequences whole or
+/// cut in so many slots.
+void half_head(const HalfParams& params, const Problem& problem, bool cut, std::int64_t slots,
+               StepList& out);
+/// Adds the launch of a walk by a whole head a block, in so many blocks.
+void whole_head(const WholeParams& params, const Problem& problem, std::int64_t blocks,
+                StepList& out);
+
+}  // namespace gdnflow::stages::one_pass
