@@ -5,6 +5,7 @@
 #include "chunk_index/sequence_scan.hpp"
 #include "device/prefix.cuh"
 
+#include <cstddef>
 #include <cstdint>
 
 #include <cub/block/block_scan.cuh>
@@ -41,10 +42,18 @@ struct Sum {
 using MaxScan = cub::BlockScan<std::int32_t, Config::threads>;
 using CountScan = cub::BlockScan<Counts, Config::threads>;
 
-struct SharedStorage {
+/// A sequence as the scan visits it.
+struct Sequence {
+  std::int64_t number;  ///< n; N for the end
+  std::int32_t start;   ///< first token
+  Counts before;        ///< of all sequences in front
+};
+
+struct alignas(alignof(Sequence)) SharedStorage {
   union {
     typename MaxScan::TempStorage max;
     typename CountScan::TempStorage counts;
+    std::byte end[sizeof(Sequence)];  // of few sequences
   };
 };
 
@@ -71,18 +80,58 @@ __device__ __forceinline__ Counts counts_of(const SequenceScan& p, std::int64_t 
   return counts;
 }
 
-/// A sequence as the scan visits it.
-struct Sequence {
-  std::int64_t number;  ///< n; N for the end
-  std::int32_t start;   ///< first token
-  Counts before;        ///< of all sequences in front
-};
+/// The same for at most 32 sequences, by one warp: visits them and returns the end.
+template <class Visit>
+__device__ Sequence scan_few_sequences(const SequenceScan& p, Visit&& visit) {
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+  const bool there = lane < p.sequences;
+  const std::int32_t first = boundary(p, 0);
+  std::int32_t reached = max(first, there ? boundary(p, lane + 1) : 0);  // its end
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const std::int32_t before = __shfl_up_sync(~0U, reached, step);
+    if (lane >= step) reached = max(reached, before);
+  }
+  std::int32_t start = __shfl_up_sync(~0U, reached, 1);
+  if (lane == 0) start = first;
+  const Counts counts = there ? counts_of(p, lane, reached - start) : Counts{};
+  const auto sum = [&](std::int32_t x) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const std::int32_t before = __shfl_up_sync(~0U, x, step);
+      if (lane >= step) x += before;
+    }
+    return x;
+  };
+  const Counts through{sum(counts.chunks), sum(counts.checkpoints), sum(counts.sequences)};
+  if (there) {
+    visit(Sequence{lane,
+                   start,
+                   {through.chunks - counts.chunks, through.checkpoints - counts.checkpoints,
+                    through.sequences - counts.sequences}});
+  }
+  return {p.sequences,
+          __shfl_sync(~0U, reached, 31),
+          {__shfl_sync(~0U, through.chunks, 31), __shfl_sync(~0U, through.checkpoints, 31),
+           __shfl_sync(~0U, through.sequences, 31)}};
+}
 
 /// Calls visit(sequence) for every sequence, each thread for four neighbours a pass, and
 /// pass(first, last) for all threads behind a pass over sequences [first, last); returns the end.
 template <class Visit, class Pass>
 __device__ Sequence scan_sequences(const SequenceScan& p, SharedStorage& shared, Visit&& visit,
                                    Pass&& pass) {
+  if (p.sequences <= 32) {
+    auto& end = *reinterpret_cast<Sequence*>(shared.end);
+    if (threadIdx.x < 32) {
+      const Sequence found = scan_few_sequences(p, visit);
+      if (threadIdx.x == 0) end = found;
+    }
+    __syncthreads();
+    const Sequence found = end;
+    pass(found, 0);
+    return found;
+  }
   std::int32_t reached = boundary(p, 0);  // the largest boundary of the passes before
   Counts counted{};                       // and their sums
   for (std::int64_t base = 0; base < p.sequences; base += Config::per_pass) {

@@ -121,7 +121,9 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
 std::int64_t share_blocks(const VariantQuery& query) {
   const std::int64_t most = query.problem.v_heads * (max_chunks(query.problem, query.capacity) +
                                                      query.capacity.max_sequences);
-  return std::clamp<std::int64_t>(most, 1, std::max(query.device.multiprocessors, 1));
+  const std::int64_t side_by_side =
+      std::clamp(query.device.multiprocessors, 1, int{ShareTable::most_blocks});
+  return std::clamp<std::int64_t>(most, 1, side_by_side);
 }
 
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
@@ -129,7 +131,7 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t marks =
       max_chunks(query.problem, query.capacity) * query.problem.v_heads * SegmentPlan::parts;
   std::vector<ScratchSpec> pieces{
-      {"shares", (blocks + 1) * static_cast<std::int64_t>(sizeof(Place))},
+      {"shares", (blocks + 1) * static_cast<std::int64_t>(sizeof(Share))},
       {"finished", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
       {"share_starts", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
       {"share_bounds", blocks * static_cast<std::int64_t>(sizeof(float))},
@@ -149,9 +151,9 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
   table.blocks = static_cast<std::int32_t>(share_blocks(query));
   table.heads = static_cast<std::int32_t>(query.problem.v_heads);
   table.cuts = option_or(query.options, "segments", 1) != 0;
-  table.places = scratch.next<Place>();
+  table.shares = scratch.next<Share>();
   table.finished = scratch.next<std::int32_t>();
-  params.places = table.places;
+  params.shares = table.shares;
   params.finished = table.finished;
   params.share_starts = scratch.next<std::int32_t>();
   params.share_bounds = scratch.next<float>();

@@ -10,6 +10,7 @@
 // and where it does not pass computes the head again in one piece.
 
 #include "device/barrier.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/shares.hpp"
@@ -22,7 +23,7 @@
 namespace gdnflow::stages::one_pass {
 
 struct Job : Task {
-  enum Kind : int { walk, hand_on, end };
+  enum Kind : int { walk, rehearse, hand_on, end };
   Kind kind = walk;
   bool fresh = false;      // no output of chunks in front of it is on its way
   bool flush = false;      // none is left on its way behind it
@@ -45,15 +46,17 @@ struct Walk {
 
 // How far a block's scheduler is.
 struct Progress {
-  enum Step : int { share, followers, finish, end, ended };
+  enum Step : int { share, followers, finish_begin, finish_end, end, ended };
+  Share shares[2];  // this block's and the next one's
+  Span span;        // of what comes next,
+  int span_of;      // of sequence
+  Place at;
   Step step;
-  Place at;           // what comes next
   std::int64_t left;  // chunks of the share behind the jobs so far
   std::int32_t block;
   int announced, chunks, starts, flushes;  // of jobs so far
-  int heads_done;
-  bool found;  // whether there is a job now,
-  Walk walk;   // this one
+  bool found;                              // whether there is a job now,
+  Walk walk;                               // this one
 };
 
 constexpr int job_stages = 6;
@@ -89,9 +92,26 @@ __device__ __forceinline__ bool same_head(const Place& a, const Place& b) {
   return a.sequence == b.sequence && a.head == b.head;
 }
 
+__device__ __forceinline__ Span load_span(const Params& p, std::int32_t sequence) {
+  const std::int64_t prefix = device::safe_prefix(p.prefix_lens, p.wide_index, sequence);
+  const std::int32_t first = p.chunks.offsets[sequence];
+  return {first,
+          p.chunks.offsets[sequence + 1] - first,
+          p.starts[sequence],
+          p.starts[sequence + 1],
+          static_cast<std::int32_t>(prefix % chunk_tokens),
+          static_cast<std::int32_t>(prefix / chunk_tokens)};
+}
+
+// First token of chunk `index` of a sequence; of the one behind its last, its end.
+__device__ __forceinline__ std::int32_t token_of(const Span& span, std::int32_t index) {
+  return index == 0 ? span.start : min(span.start + index * rows - span.in_first, span.end);
+}
+
 // The nearest chunk of a sequence in front of chunk `begin` where what is older has faded when that
 // begins; by a warp, eight chunks at a time. A NaN never has.
-__device__ __forceinline__ segments::Start look_back(const Params& p, const Place& begin) {
+__device__ __forceinline__ segments::Start look_back(const Params& p, const Span& span,
+                                                     const Place& begin) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const float nothing = -__int_as_float(0x7f800000);
   const std::int32_t least = max(0, begin.chunk - segments::most_lead);
@@ -101,10 +121,10 @@ __device__ __forceinline__ segments::Start look_back(const Params& p, const Plac
     const std::int32_t index = from - lane / 4;
     float sum = 0.0F;
     if (index >= least) {
-      const device::Chunk chunk = chunk_of(p, begin.sequence, index);
-#pragma unroll 4
-      for (std::int32_t i = lane % 4; i < chunk.tokens; i += 4) {
-        sum += device::clamp_log_decay(p.g.at(std::int64_t{chunk.first_token} + i, begin.head));
+      const std::int32_t end = token_of(span, index + 1);
+#pragma unroll 8
+      for (std::int32_t token = token_of(span, index) + lane % 4; token < end; token += 4) {
+        sum += device::clamp_log_decay(p.g.at(token, begin.head));
       }
     }
     sum += __shfl_xor_sync(~0U, sum, 1);
@@ -137,18 +157,17 @@ class Scheduler {
       : p_(p), ring_(ring), now_(ring.progress) {}
 
   __device__ __forceinline__ void run() {
-    if (is_first_lane()) {
-      now_ = {};
-      now_.at = p_.places[blockIdx.x];
-      now_.left = chunks_in_front(p_.places[blockIdx.x + 1]) - chunks_in_front(now_.at);
-    }
-    __syncwarp();
+    rehearse();
+    device::wait_for_predecessors();
+    begin();
     while (now_.step != Progress::ended) {
       segments::Start start{now_.at.chunk, 0.0F};
       if (now_.step <= Progress::followers && now_.at.chunk > 0) {
-        start = look_back(p_, now_.at);
+        start = look_back(p_, now_.span, now_.at);
       }
-      if (now_.step == Progress::finish) wait_for_all();
+      if (now_.step == Progress::finish_begin || now_.step == Progress::finish_end) {
+        wait_for_all();
+      }
       __syncwarp();
       if (is_first_lane()) next(start);
       __syncwarp();
@@ -158,6 +177,49 @@ class Scheduler {
 
  private:
   __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % 32 == 0; }
+
+  // A chunk of nothing that leaves nothing, to have every role's instructions at hand.
+  __device__ __forceinline__ void rehearse() {
+    if (is_first_lane()) {
+      Job& job = ring_.jobs[0];
+      job.kind = Job::rehearse;
+      job.chunks = job.lead = 1;
+      job.from_start = job.to_end = job.continues = false;
+      job.fresh = job.flush = true;
+      job.number = job.outputs = 0;
+      job.first_mark = INT_MAX;
+      now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
+    }
+    __syncwarp();
+    ring_.announced[0].arrive();
+  }
+
+  __device__ __forceinline__ void begin() {
+    constexpr int words = 2 * sizeof(Share) / sizeof(int);
+    static_assert(words <= 32);
+    const auto lane = static_cast<int>(threadIdx.x % 32);
+    if (lane < words) {
+      reinterpret_cast<int*>(now_.shares)[lane] =
+          reinterpret_cast<const int*>(p_.shares + blockIdx.x)[lane];
+    }
+    __syncwarp();
+    if (is_first_lane()) {
+      now_.span = now_.shares[0].span;
+      now_.span_of = now_.shares[0].begin.sequence;
+      now_.at = now_.shares[0].begin;
+      now_.step = Progress::share;
+      now_.left = chunks_in_front(now_.shares[1]) - chunks_in_front(now_.shares[0]);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ std::int64_t chunks_in_front(const Share& share) const {
+    const Place& place = share.begin;
+    if (place.head == 0 && place.chunk == 0) {
+      return std::int64_t{p_.chunks.offsets[place.sequence]} * p_.heads.v;
+    }
+    return std::int64_t{share.span.first_chunk} * p_.heads.v +
+           std::int64_t{place.head} * share.span.chunks + place.chunk;
+  }
 
   __device__ __forceinline__ void wait_done(int i) {
     ring_.done[i % job_stages].wait(static_cast<std::uint32_t>(i / job_stages % 2));
@@ -183,6 +245,7 @@ class Scheduler {
   // From what `next` has found; by one lane, as all that follows.
   __device__ __forceinline__ void fill(Job& job) {
     const Walk& walk = now_.walk;
+    const Span& span = now_.span;
     job.kind = walk.kind;
     job.sequence = walk.begin.sequence;
     job.head = walk.begin.head;
@@ -191,12 +254,12 @@ class Scheduler {
     job.waiting_row = walk.waiting_row;
     job.chunks = 0;
     if (walk.kind != Job::walk) return;
-    job.first = p_.chunks.offsets[walk.begin.sequence];
-    job.first_chunk = job.first + walk.from;
+    job.first = span.first_chunk;
+    job.first_chunk = span.first_chunk + walk.from;
     job.chunks = walk.to - walk.from;
     job.lead = walk.begin.chunk - walk.from;
     job.from_start = walk.from == 0;
-    job.to_end = job.first + walk.to == p_.chunks.offsets[walk.begin.sequence + 1];
+    job.to_end = walk.to == span.chunks;
     job.continues = walk.continues;
     job.fresh = now_.flushes == now_.starts;
     job.flush = walk.last && job.chunks > 0;
@@ -204,70 +267,56 @@ class Scheduler {
     job.outputs = now_.flushes;
     job.first_mark = walk.cut ? job.number + job.lead : INT_MAX;
     if (job.chunks == 0) return;
-    job.first_number = chunk_of(p_, job.sequence, 0).number;
-    find_tokens(p_, job);
+    job.first_number = span.first_number;
+    job.chunk.first_token = token_of(span, walk.from);
+    job.chunk.tokens = token_of(span, walk.from + 1) - job.chunk.first_token;
+    job.end_token = token_of(span, walk.to);
     now_.chunks += job.chunks;
     now_.starts += job.fresh ? 1 : 0;
     now_.flushes += job.flush ? 1 : 0;
   }
 
-  __device__ __forceinline__ std::int32_t chunks_of(const Place& place) const {
-    return p_.chunks.offsets[place.sequence + 1] - p_.chunks.offsets[place.sequence];
-  }
-  __device__ __forceinline__ std::int64_t chunks_in_front(const Place& place) const {
-    const std::int64_t first = std::int64_t{p_.chunks.offsets[place.sequence]} * p_.heads.v;
-    if (place.head == 0 && place.chunk == 0) return first;
-    return first + std::int64_t{place.head} * chunks_of(place) + place.chunk;
-  }
-  // Where a walk over `place`'s head to place `stop` ends.
-  __device__ __forceinline__ std::int32_t end_of(const Place& place, const Place& stop) const {
-    return same_head(place, stop) ? stop.chunk : chunks_of(place);
-  }
-  // The block that the head of `place`, inside the share of this one, begins in, and the last one
-  // that has chunks of it.
-  __device__ __forceinline__ std::int32_t first_block(const Place& place) const {
-    std::int32_t block = blockIdx.x;
-    while (block > 0 && same_head(p_.places[block], place) && p_.places[block].chunk > 0) --block;
-    return block;
-  }
-  __device__ __forceinline__ std::int32_t last_block(const Place& place) const {
-    std::int32_t block = blockIdx.x;
-    while (same_head(p_.places[block + 1], place) && p_.places[block + 1].chunk > 0) ++block;
-    return block;
-  }
-
   // One step on: of the share, then behind it. `start` is that of the place.
   __device__ __forceinline__ void next(const segments::Start& start) {
     now_.found = false;
-    if (now_.step == Progress::share) {
-      next_of_share(start);
-    } else if (now_.step == Progress::followers) {
-      next_follower(start);
-    } else if (now_.step == Progress::finish) {
-      // The head that the share begins inside, and that which it ends inside.
-      const Place begin = p_.places[blockIdx.x];
-      const Place end = p_.places[blockIdx.x + 1];
-      if (now_.heads_done == 0 && begin.chunk > 0) finish(begin);
-      if (now_.heads_done == 1 && end.chunk > 0 && !(begin.chunk > 0 && same_head(begin, end))) {
-        finish(end);
-      }
-      if (++now_.heads_done == 2) now_.step = Progress::end;
-    } else {
-      now_.walk.kind = Job::end;
-      now_.found = true;
-      now_.step = Progress::ended;
+    const Place& begin = now_.shares[0].begin;
+    const Place& end = now_.shares[1].begin;
+    switch (now_.step) {
+      case Progress::share:
+        next_of_share(start);
+        break;
+      case Progress::followers:
+        next_follower(start);
+        break;
+      case Progress::finish_begin:  // the head that the share begins inside,
+        now_.step = Progress::finish_end;
+        if (begin.chunk > 0) finish(now_.shares[0]);
+        break;
+      case Progress::finish_end:  // and that which it ends inside
+        now_.step = Progress::end;
+        if (end.chunk > 0 && !(begin.chunk > 0 && same_head(begin, end))) finish(now_.shares[1]);
+        break;
+      default:
+        now_.walk.kind = Job::end;
+        now_.found = true;
+        now_.step = Progress::ended;
     }
   }
 
   __device__ __forceinline__ void next_of_share(const segments::Start& start) {
-    const Place end = p_.places[blockIdx.x + 1];
+    const Share& share = now_.shares[0];
+    const Place& end = now_.shares[1].begin;
     Place& at = now_.at;
-    if (same_head(at, end) && at.chunk == end.chunk) {
-      now_.step = p_.places[blockIdx.x].chunk > 0 ? Progress::finish : Progress::end;
+    const bool last = same_head(at, end);
+    if (last && at.chunk == end.chunk) {
+      now_.step = share.begin.chunk > 0 ? Progress::finish_begin : Progress::end;
       return;
     }
-    const bool last = same_head(at, end);
-    const std::int32_t stop = last ? end.chunk : chunks_of(at);
+    if (at.sequence != now_.span_of) {
+      now_.span_of = at.sequence;
+      now_.span = load_span(p_, at.sequence);
+    }
+    const std::int32_t stop = last ? end.chunk : now_.span.chunks;
     now_.left -= stop - at.chunk;
     if (at.chunk > 0) {
       p_.share_starts[blockIdx.x] = start.chunk;
@@ -279,35 +328,35 @@ class Scheduler {
                    Job::walk,
                    start.chunk,
                    stop,
-                   waits ? first_block(at) : -1,
+                   waits ? share.first_block : -1,
                    at.chunk > 0 || last,
                    false,
                    now_.left == 0};
       now_.found = true;
     }
     if (last) {
-      now_.step = start.chunk >= 0 ? Progress::followers : Progress::finish;
+      now_.step = start.chunk >= 0 ? Progress::followers : Progress::finish_begin;
       at = end;
       now_.block = blockIdx.x;
-    } else {
-      at.chunk = 0;
-      if (++at.head == p_.heads.v) {
-        at.head = 0;
-        ++at.sequence;
-      }
+      return;
     }
+    at.chunk = 0;
+    if (++at.head < p_.heads.v) return;
+    at.head = 0;
+    ++at.sequence;
   }
 
   // The shares behind this one's end that have no start of their own are this one's.
   __device__ __forceinline__ void next_follower(const segments::Start& start) {
     Place& at = now_.at;
-    if (at.chunk < chunks_of(at) && start.chunk < 0) {
+    if (at.chunk < now_.span.chunks && start.chunk < 0) {
       ++now_.block;
-      at.chunk = end_of(at, p_.places[now_.block + 1]);
+      const Place behind = p_.shares[now_.block + 1].begin;
+      at.chunk = same_head(at, behind) ? behind.chunk : now_.span.chunks;
       return;
     }
-    now_.step = Progress::finish;
-    const Place end = p_.places[blockIdx.x + 1];
+    now_.step = Progress::finish_begin;
+    const Place& end = now_.shares[1].begin;
     if (at.chunk == end.chunk) return;
     Walk& walk = now_.walk;  // that to the share's end
     walk.begin = end;
@@ -337,28 +386,28 @@ class Scheduler {
     return __uint_as_float(most);
   }
 
-  // This block's part of the head of `place` is done.
-  __device__ __forceinline__ void finish(const Place& place) {
-    const std::int32_t first = first_block(place);
-    const std::int32_t last = last_block(place);
+  // This block's part of the head that `share` begins inside is done.
+  __device__ __forceinline__ void finish(const Share& share) {
     __threadfence();
-    if (atomicAdd(&p_.finished[first], 1) < last - first) return;
+    if (atomicAdd(&p_.finished[share.first_block], 1) < share.last_block - share.first_block) {
+      return;
+    }
     __threadfence();
     bool passed = true;
     bool cut = false;
 #pragma unroll 1
-    for (std::int32_t i = first + 1; i <= last; ++i) {
+    for (std::int32_t i = share.first_block + 1; i <= share.last_block; ++i) {
       if (__ldcg(&p_.share_starts[i]) < 0) continue;
       cut = true;
-      passed = passed && holds(p_.places[i], i);
+      passed = passed && holds(p_.shares[i].begin, i);
     }
-    const bool waits = cut && p_.waiting.data != nullptr;
-    if (passed && !waits) return;
-    now_.walk = {{place.sequence, place.head, 0},
+    if (passed && !(cut && p_.waiting.data != nullptr)) return;
+    now_.span = share.span;
+    now_.walk = {{share.begin.sequence, share.begin.head, 0},
                  passed ? Job::hand_on : Job::walk,
                  0,
-                 chunks_of(place),
-                 passed ? first : -1,
+                 share.span.chunks,
+                 passed ? share.first_block : -1,
                  false,
                  false,
                  true};

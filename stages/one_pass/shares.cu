@@ -34,6 +34,9 @@ struct Row {
   const std::int32_t* offsets;  // [N+1]: first chunk of each sequence
   std::int32_t sequences, heads;
 
+  __device__ std::int32_t chunks_of(std::int32_t sequence) const {
+    return offsets[sequence + 1] - offsets[sequence];
+  }
   __device__ std::int64_t begin_of(std::int32_t sequence) const {
     return (offsets[sequence] + change_cost * sequence) * heads;
   }
@@ -43,26 +46,23 @@ struct Row {
   __device__ Place begin_of_share(std::int32_t block, std::int32_t blocks) const {
     const std::int64_t all = length();
     // No two blocks begin inside a sequence at one place.
-    const std::int64_t unit =
-        all < blocks ? block : all / blocks * block + all % blocks * block / blocks;
-    if (unit >= all || block == blocks) return {sequences, 0, 0};
+    const std::int64_t unit = all < blocks ? block : all * block / blocks;
+    if (unit >= all || block >= blocks) return {sequences, 0, 0};
     std::int32_t sequence = 0;  // the last one that begins at `unit` or in front of it
     std::int32_t behind = sequences;
     while (behind - sequence > 1) {
       const std::int32_t middle = sequence + (behind - sequence) / 2;
       (begin_of(middle) <= unit ? sequence : behind) = middle;
     }
-    const auto length =
-        static_cast<std::int32_t>(offsets[sequence + 1] - offsets[sequence] + change_cost);
+    const std::int64_t length = chunks_of(sequence) + change_cost;
     const std::int64_t within = unit - begin_of(sequence);
-    const auto head = static_cast<std::int32_t>(within / length);
-    return {sequence, head,
-            static_cast<std::int32_t>(within - std::int64_t{head} * length - change_cost)};
+    const std::int64_t head = within / length;
+    return {sequence, static_cast<std::int32_t>(head),
+            static_cast<std::int32_t>(within - head * length - change_cost)};
   }
   __device__ std::int64_t unit_of(const Place& place) const {
     if (place.sequence == sequences) return length();
-    const std::int64_t length = offsets[place.sequence + 1] - offsets[place.sequence] + change_cost;
-    return begin_of(place.sequence) + place.head * length +
+    return begin_of(place.sequence) + place.head * (chunks_of(place.sequence) + change_cost) +
            (place.chunk > 0 ? change_cost + place.chunk : 0);
   }
 };
@@ -82,55 +82,98 @@ struct Larger {
     return {max(a.whole, b.whole), max(a.cut, b.cut)};
   }
 };
-using Reduce = cub::BlockReduce<Costs, scan::Config::threads>;
+constexpr std::int32_t threads = scan::Config::threads;
+static_assert(ShareTable::most_blocks < threads);
+using Reduce = cub::BlockReduce<Costs, threads>;
 
-__global__ void __launch_bounds__(scan::Config::threads)
-    share_kernel(const __grid_constant__ Params p) {
-  __shared__ union {
+struct Shared {
+  union {
     scan::SharedStorage scan;
     typename Reduce::TempStorage reduce;
-  } shared;
-  __shared__ bool whole;
+  };
+  // Of as many sequences as there is room for; of more they come from memory.
+  static constexpr std::int32_t sequences = 1023;
+  std::int32_t offsets[sequences + 1], starts[sequences + 1];
+  Place places[threads + 1];
+  bool whole;
+};
+
+__global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ Params p) {
+  __shared__ Shared shared;
   device::allow_successors();
   const ShareTable& table = p.table;
-  const auto thread = static_cast<std::int32_t>(threadIdx.x);
-  constexpr std::int32_t threads = scan::Config::threads;
-  for (std::int32_t block = thread; block < table.blocks; block += threads) {
-    table.finished[block] = 0;
-  }
+  const auto block = static_cast<std::int32_t>(threadIdx.x);  // of the walk
+  const auto sequences = static_cast<std::int32_t>(p.scan.sequences);
+  const bool few = sequences <= Shared::sequences;
+  if (block < table.blocks) table.finished[block] = 0;
+  const auto keep = [&](const scan::Sequence& sequence) {
+    if (!few) return;
+    shared.offsets[sequence.number] = sequence.before.chunks;
+    shared.starts[sequence.number] = sequence.start;
+  };
   const scan::Sequence end = scan::scan_sequences(
       p.scan, shared.scan,
-      [&](const scan::Sequence& sequence) { scan::write_offsets(p.scan, sequence); },
+      [&](const scan::Sequence& sequence) {
+        scan::write_offsets(p.scan, sequence);
+        keep(sequence);
+      },
       [](const scan::Sequence&, std::int64_t) {});
-  if (thread == 0) scan::write_end(p.scan, end);
+  if (block == 0) {
+    scan::write_end(p.scan, end);
+    keep(end);
+  }
   __syncthreads();
 
-  const Row row{p.scan.chunk_offsets, static_cast<std::int32_t>(p.scan.sequences), table.heads};
-  for (std::int32_t block = thread; block <= table.blocks; block += threads) {
-    table.places[block] = row.begin_of_share(block, table.blocks);
-  }
+  const Row row{few ? shared.offsets : p.scan.chunk_offsets, sequences, table.heads};
+  const std::int32_t* const starts = few ? shared.starts : p.scan.starts;
+  const Place even = row.begin_of_share(block, table.blocks);
+  shared.places[block] = even;
   __syncthreads();
   Costs costs{};
-  for (std::int32_t block = thread; block < table.blocks; block += threads) {
-    const auto cost = [&](bool of_whole) {
-      const Place begin = moved(table.places[block], of_whole);
-      const Place end = moved(table.places[block + 1], of_whole);
-      return row.unit_of(end) - row.unit_of(begin) + (begin.chunk > 0 ? lead_cost : 0);
+  if (block < table.blocks) {
+    const auto cost = [&](bool whole) {
+      const Place begin = moved(even, whole);
+      const Place behind = moved(shared.places[block + 1], whole);
+      return row.unit_of(behind) - row.unit_of(begin) + (begin.chunk > 0 ? lead_cost : 0);
     };
-    costs = Larger{}(costs, {cost(true), cost(false)});
+    costs = {cost(true), cost(false)};
   }
   costs = Reduce(shared.reduce).Reduce(costs, Larger{});
-  if (thread == 0) whole = !table.cuts || costs.whole <= costs.cut;
+  if (block == 0) shared.whole = !table.cuts || costs.whole <= costs.cut;
   __syncthreads();
-  for (std::int32_t block = thread; block <= table.blocks; block += threads) {
-    table.places[block] = moved(table.places[block], whole);
+  Share share;
+  share.begin = moved(even, shared.whole);
+  shared.places[block] = share.begin;
+  __syncthreads();
+  if (block > table.blocks) return;
+  const auto begins_inside = [&](std::int32_t other) {
+    const Place& place = shared.places[other];
+    return place.sequence == share.begin.sequence && place.head == share.begin.head &&
+           place.chunk > 0;
+  };
+  share.first_block = block;
+  while (begins_inside(share.first_block)) --share.first_block;
+  share.last_block = block;
+  while (share.last_block < table.blocks && begins_inside(share.last_block + 1)) {
+    ++share.last_block;
   }
+  const std::int32_t n = share.begin.sequence;
+  if (n < sequences) {
+    const std::int64_t prefix = device::safe_prefix(p.scan.prefix_lens, p.scan.wide_index, n);
+    share.span = {row.offsets[n],
+                  row.chunks_of(n),
+                  starts[n],
+                  starts[n + 1],
+                  static_cast<std::int32_t>(prefix % chunk_tokens),
+                  static_cast<std::int32_t>(prefix / chunk_tokens)};
+  }
+  table.shares[block] = share;
 }
 
 }  // namespace
 
 Step share_step(const SequenceScan& scan, const ShareTable& table) {
-  return kernel_step("one_pass shares", share_kernel, grid_of(1), {scan::Config::threads}, 0,
+  return kernel_step("one_pass shares", share_kernel, grid_of(1), {threads}, 0,
                      Params{scan, table});
 }
 

@@ -16,16 +16,37 @@ struct Place {
   std::int32_t chunk;  ///< of the sequence: that many are in front of it
 };
 
-/// Where the share of the work of each of `blocks` blocks begins.
+/// A sequence as it lies in the call.
+struct Span {
+  std::int32_t first_chunk;  ///< in the chunk table
+  std::int32_t chunks;
+  std::int32_t start, end;    ///< tokens
+  std::int32_t in_first;      ///< tokens that a cached prefix has of its first chunk
+  std::int32_t first_number;  ///< of that chunk, counted from the prefix's first
+};
+
+/// A block's share: from here to where the next block's begins.
+struct alignas(16) Share {
+  Place begin;
+  std::int32_t first_block;  ///< where it begins inside a sequence: the block that this sequence
+                             ///< and head begins in,
+  std::int32_t last_block;  ///< and the last one that begins inside it
+  Span span;                ///< the sequence; not made for the end
+};
+
+/// Where the share of each of `blocks` blocks begins.
 struct ShareTable {
-  Place* places = nullptr;           ///< [B+1]; the last is the end
+  static constexpr std::int32_t most_blocks = 255;
+
+  Share* shares = nullptr;           ///< [B+1]; the last is the end
   std::int32_t* finished = nullptr;  ///< [B]: set to zero
-  std::int32_t blocks = 0;           ///< B
+  std::int32_t blocks = 0;           ///< B, at most `most_blocks`
   std::int32_t heads = 0;            ///< Hv
   bool cuts = false;                 ///< whether shares may begin inside a sequence
 };
 
-/// The scan and the table, in one launch of one block. `scan.chunk_offsets` is asked for.
+/// The scan and the table, in one launch of one block. `scan.starts` and `scan.chunk_offsets` are
+/// asked for.
 Step share_step(const SequenceScan& scan, const ShareTable& table);
 
 }  // namespace gdnflow::stages::one_pass

@@ -18,7 +18,7 @@ struct HalfParams : Params {
 };
 
 struct WholeParams : Params {
-  const Place* places;         // [B+1]
+  const Share* shares;         // [B+1]
   std::int32_t* finished;      // [B]: blocks done with the sequence and head that begins in one and
                                // ends in another
   std::int32_t* share_starts;  // [B]: chunk of the sequence from which on a share that begins

@@ -185,7 +185,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
   Slot slot;
   Slot pair;
   const auto walk = [&](const Job& w) {
-    if (w.kind != Job::walk || w.chunks == 0) return;
+    if (w.kind == Job::hand_on || w.chunks == 0) return;
     float log2_growth = 0.0F;
     const int behind_lead = w.chunks - w.lead;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
@@ -303,7 +303,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       pair.advance(Shape::pair_stages);
       wait_products();
     }
-    if (w.lead > 0) {
+    if (w.lead > 0 && w.kind == Job::walk) {
       log2_growth = segments::sum_of_warp(log2_growth);
       if (own == 0) p.segments.log2_growth[4 * blockIdx.x + own_warp] = log2_growth;
     }
@@ -318,7 +318,7 @@ __device__ void store_outputs(const WholeParams& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
   Slot slot;
   for_each_job(shared.ring, [&](const Job& w) {
-    if (w.kind != Job::walk || w.chunks == 0) return;
+    if (w.kind == Job::hand_on || w.chunks == 0) return;
     const auto next = [&](auto&& store) {
       shared.written[slot.index].wait(slot.phase);
       store();
@@ -655,14 +655,19 @@ __global__ void __launch_bounds__(Shape::threads, 1)
     device::fence_barrier_init();
   }
   __syncthreads();
-  device::wait_for_predecessors();
   const int group = threadIdx.x / group_threads;
   if (group == 0) {
     device::give_registers<Shape::producer_registers>();
     if (threadIdx.x < 32) {
       Slot slot;
       for_each_job(shared.ring, [&](const Job& w) {
-        if (w.kind == Job::walk) produce_keys<Shape>(p, w, shared, slot);
+        if (w.kind == Job::walk) {
+          produce_keys<Shape>(p, w, shared, slot);
+        } else if (w.kind == Job::rehearse) {
+          if (threadIdx.x == 0) shared.full_keys[slot.index].arrive();
+          shared.full_keys[slot.index].arrive();
+          slot.advance(Shape::key_stages);
+        }
       });
     } else if (threadIdx.x < 64) {
       store_outputs<Element>(p, shared);
