@@ -52,6 +52,7 @@ struct Progress {
   int span_of;      // of sequence
   Place at;
   Step step;
+  Job::Kind kind;     // of walks
   std::int64_t left;  // chunks of the share behind the jobs so far
   std::int32_t block;
   int announced, chunks, starts, flushes;  // of jobs so far
@@ -164,34 +165,42 @@ class Scheduler {
       segments::Start start{now_.at.chunk, 0.0F};
       if (now_.step <= Progress::followers && now_.at.chunk > 0) {
         start = look_back(p_, now_.span, now_.at);
+        if (now_.step == Progress::share && is_first_lane()) {
+          p_.share_starts[blockIdx.x] = start.chunk;
+          p_.share_bounds[blockIdx.x] = start.log2_bound;
+        }
       }
-      if (now_.step == Progress::finish_begin || now_.step == Progress::finish_end) {
-        wait_for_all();
-      }
-      __syncwarp();
-      if (is_first_lane()) next(start);
-      __syncwarp();
-      if (now_.found) announce();
+      // What this block has of a head is visible when every role is done with it.
+      if (now_.step == Progress::finish_begin) wait_for_first();
+      if (now_.step == Progress::finish_end) wait_for_all();
+      one_step(start);
     }
   }
 
  private:
   __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % 32 == 0; }
 
-  // A chunk of nothing that leaves nothing, to have every role's instructions at hand.
+  __device__ __forceinline__ void one_step(const segments::Start& start) {
+    __syncwarp();
+    if (is_first_lane()) next(start);
+    __syncwarp();
+    if (now_.found) announce();
+  }
+
+  // A chunk in front of an imagined share, of which nothing remains: every role has fetched its
+  // instructions when the first job comes, this one, too.
   __device__ __forceinline__ void rehearse() {
     if (is_first_lane()) {
-      Job& job = ring_.jobs[0];
-      job.kind = Job::rehearse;
-      job.chunks = job.lead = 1;
-      job.from_start = job.to_end = job.continues = false;
-      job.fresh = job.flush = true;
-      job.number = job.outputs = 0;
-      job.first_mark = INT_MAX;
-      now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
+      now_.announced = now_.chunks = now_.starts = now_.flushes = 0;
+      now_.shares[0].begin = now_.at = {0, 0, 1};
+      now_.shares[1].begin = {0, 1, 0};
+      now_.span = {0, 1, 0, rows, 0, 0};
+      now_.span_of = 0;
+      now_.left = 0;
+      now_.step = Progress::share;
+      now_.kind = Job::rehearse;
     }
-    __syncwarp();
-    ring_.announced[0].arrive();
+    one_step({0, 0.0F});
   }
 
   __device__ __forceinline__ void begin() {
@@ -208,6 +217,7 @@ class Scheduler {
       now_.span_of = now_.shares[0].begin.sequence;
       now_.at = now_.shares[0].begin;
       now_.step = Progress::share;
+      now_.kind = Job::walk;
       now_.left = chunks_in_front(now_.shares[1]) - chunks_in_front(now_.shares[0]);
     }
     __syncwarp();
@@ -224,7 +234,10 @@ class Scheduler {
   __device__ __forceinline__ void wait_done(int i) {
     ring_.done[i % job_stages].wait(static_cast<std::uint32_t>(i / job_stages % 2));
   }
-  // What this block has of its heads is visible when every role is done.
+  // The first job behind the rehearsal, if it has not been waited for.
+  __device__ __forceinline__ void wait_for_first() {
+    if (now_.announced > 1 && now_.announced <= 1 + job_stages) wait_done(1);
+  }
   __device__ __forceinline__ void wait_for_all() {
 #pragma unroll 1
     for (int i = max(0, now_.announced - job_stages); i < now_.announced; ++i) wait_done(i);
@@ -253,13 +266,13 @@ class Scheduler {
     job.first_column = 0;
     job.waiting_row = walk.waiting_row;
     job.chunks = 0;
-    if (walk.kind != Job::walk) return;
+    if (walk.kind == Job::hand_on || walk.kind == Job::end) return;
     job.first = span.first_chunk;
     job.first_chunk = span.first_chunk + walk.from;
     job.chunks = walk.to - walk.from;
     job.lead = walk.begin.chunk - walk.from;
     job.from_start = walk.from == 0;
-    job.to_end = walk.to == span.chunks;
+    job.to_end = walk.to == span.chunks && walk.kind == Job::walk;
     job.continues = walk.continues;
     job.fresh = now_.flushes == now_.starts;
     job.flush = walk.last && job.chunks > 0;
@@ -318,14 +331,10 @@ class Scheduler {
     }
     const std::int32_t stop = last ? end.chunk : now_.span.chunks;
     now_.left -= stop - at.chunk;
-    if (at.chunk > 0) {
-      p_.share_starts[blockIdx.x] = start.chunk;
-      p_.share_bounds[blockIdx.x] = start.log2_bound;
-    }
     if (start.chunk >= 0) {
       const bool waits = at.chunk > 0 && p_.waiting.data != nullptr;
       now_.walk = {at,
-                   Job::walk,
+                   now_.kind,
                    start.chunk,
                    stop,
                    waits ? share.first_block : -1,

@@ -13,13 +13,14 @@
 #include "device/dependent_launch.cuh"
 #include "one_pass/shares.hpp"
 
-#include <cub/block/block_reduce.cuh>
+#include <climits>
+#include <cstdint>
 
 namespace gdnflow::stages::one_pass {
 namespace {
 
 // In chunks: what a block loses from one sequence and head to the next,
-constexpr std::int64_t change_cost = 1;
+constexpr std::int32_t change_cost = 1;
 // and in front of a share that begins inside one.
 constexpr std::int32_t lead_cost = 6;
 
@@ -27,6 +28,14 @@ struct Params {
   SequenceScan scan;
   ShareTable table;
 };
+
+// Divisions are by estimates: a launch this short pays for each instruction that it has to fetch.
+__device__ std::int64_t divide(std::int64_t x, std::int32_t by) {
+  auto quotient = static_cast<std::int64_t>(__ll2float_rn(x) * __frcp_rn(static_cast<float>(by)));
+  while (quotient * by > x) --quotient;
+  while ((quotient + 1) * by <= x) ++quotient;
+  return quotient;
+}
 
 // The chunks of a call in a row, in units of a chunk; each sequence and head has `change_cost`
 // more, in front.
@@ -38,15 +47,16 @@ struct Row {
     return offsets[sequence + 1] - offsets[sequence];
   }
   __device__ std::int64_t begin_of(std::int32_t sequence) const {
-    return (offsets[sequence] + change_cost * sequence) * heads;
+    return (offsets[sequence] + std::int64_t{change_cost} * sequence) * heads;
   }
-  __device__ std::int64_t length() const { return begin_of(sequences); }
 
   // Where the share of a block begins if all are alike.
   __device__ Place begin_of_share(std::int32_t block, std::int32_t blocks) const {
-    const std::int64_t all = length();
+    const std::int64_t all = begin_of(sequences);
+    const std::int64_t least = divide(all, blocks);
+    const auto rest = static_cast<std::int32_t>(all - least * blocks);
     // No two blocks begin inside a sequence at one place.
-    const std::int64_t unit = all < blocks ? block : all * block / blocks;
+    const std::int64_t unit = least == 0 ? block : least * block + divide(rest * block, blocks);
     if (unit >= all || block >= blocks) return {sequences, 0, 0};
     std::int32_t sequence = 0;  // the last one that begins at `unit` or in front of it
     std::int32_t behind = sequences;
@@ -54,15 +64,16 @@ struct Row {
       const std::int32_t middle = sequence + (behind - sequence) / 2;
       (begin_of(middle) <= unit ? sequence : behind) = middle;
     }
-    const std::int64_t length = chunks_of(sequence) + change_cost;
+    const std::int32_t length = chunks_of(sequence) + change_cost;
     const std::int64_t within = unit - begin_of(sequence);
-    const std::int64_t head = within / length;
+    const std::int64_t head = divide(within, length);
     return {sequence, static_cast<std::int32_t>(head),
             static_cast<std::int32_t>(within - head * length - change_cost)};
   }
   __device__ std::int64_t unit_of(const Place& place) const {
-    if (place.sequence == sequences) return length();
-    return begin_of(place.sequence) + place.head * (chunks_of(place.sequence) + change_cost) +
+    if (place.sequence == sequences) return begin_of(sequences);
+    return begin_of(place.sequence) +
+           std::int64_t{place.head} * (chunks_of(place.sequence) + change_cost) +
            (place.chunk > 0 ? change_cost + place.chunk : 0);
   }
 };
@@ -74,28 +85,16 @@ __device__ Place moved(Place place, bool whole) {
   return place;
 }
 
-struct Costs {
-  std::int64_t whole, cut;  // of the longest share
-};
-struct Larger {
-  __device__ Costs operator()(const Costs& a, const Costs& b) const {
-    return {max(a.whole, b.whole), max(a.cut, b.cut)};
-  }
-};
 constexpr std::int32_t threads = scan::Config::threads;
 static_assert(ShareTable::most_blocks < threads);
-using Reduce = cub::BlockReduce<Costs, threads>;
 
 struct Shared {
-  union {
-    scan::SharedStorage scan;
-    typename Reduce::TempStorage reduce;
-  };
+  scan::SharedStorage scan;
   // Of as many sequences as there is room for; of more they come from memory.
   static constexpr std::int32_t sequences = 1023;
   std::int32_t offsets[sequences + 1], starts[sequences + 1];
   Place places[threads + 1];
-  bool whole;
+  unsigned longest[2];  // share, of whole sequences and of others
 };
 
 __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ Params p) {
@@ -106,6 +105,7 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   const auto sequences = static_cast<std::int32_t>(p.scan.sequences);
   const bool few = sequences <= Shared::sequences;
   if (block < table.blocks) table.finished[block] = 0;
+  if (block < 2) shared.longest[block] = 0;
   const auto keep = [&](const scan::Sequence& sequence) {
     if (!few) return;
     shared.offsets[sequence.number] = sequence.before.chunks;
@@ -129,20 +129,21 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   const Place even = row.begin_of_share(block, table.blocks);
   shared.places[block] = even;
   __syncthreads();
-  Costs costs{};
-  if (block < table.blocks) {
-    const auto cost = [&](bool whole) {
-      const Place begin = moved(even, whole);
-      const Place behind = moved(shared.places[block + 1], whole);
-      return row.unit_of(behind) - row.unit_of(begin) + (begin.chunk > 0 ? lead_cost : 0);
-    };
-    costs = {cost(true), cost(false)};
-  }
-  costs = Reduce(shared.reduce).Reduce(costs, Larger{});
-  if (block == 0) shared.whole = !table.cuts || costs.whole <= costs.cut;
+  const auto reduce_longest = [&](bool whole) {
+    const Place begin = moved(even, whole);
+    const Place behind = moved(shared.places[min(block, table.blocks - 1) + 1], whole);
+    const std::int64_t cost =
+        row.unit_of(behind) - row.unit_of(begin) + (begin.chunk > 0 ? lead_cost : 0);
+    const unsigned longest = __reduce_max_sync(
+        ~0U, block < table.blocks ? static_cast<unsigned>(min(cost, std::int64_t{UINT_MAX})) : 0);
+    if (block % 32 == 0) atomicMax(&shared.longest[whole ? 0 : 1], longest);
+  };
+  reduce_longest(true);
+  reduce_longest(false);
   __syncthreads();
+  const bool whole = !table.cuts || shared.longest[0] <= shared.longest[1];
   Share share;
-  share.begin = moved(even, shared.whole);
+  share.begin = moved(even, whole);
   shared.places[block] = share.begin;
   __syncthreads();
   if (block > table.blocks) return;
