@@ -49,11 +49,11 @@ struct Sequence {
   Counts before;        ///< of all sequences in front
 };
 
-struct alignas(alignof(Sequence)) SharedStorage {
+struct SharedStorage {
   union {
     typename MaxScan::TempStorage max;
     typename CountScan::TempStorage counts;
-    std::byte end[sizeof(Sequence)];  // of few sequences
+    alignas(alignof(Sequence)) std::byte end[sizeof(Sequence)];  // of few sequences
   };
 };
 

@@ -33,17 +33,6 @@ struct Job : Task {
   int first_mark = 0;      // chunk of the block from which on max |S| is recorded
 };
 
-// A job before it is one.
-struct Walk {
-  Place begin;  // what is in front of it is for the state alone
-  Job::Kind kind;
-  std::int32_t from, to;     // chunks of the sequence
-  std::int32_t waiting_row;  // as Task has it
-  bool cut;                  // whether other blocks have chunks of the same head
-  bool continues;            // as Job has it
-  bool last;                 // no chunks behind it, as far as is known
-};
-
 // How far a block's scheduler is.
 struct Progress {
   enum Step : int { share, followers, finish_begin, finish_end, end, ended };
@@ -52,12 +41,11 @@ struct Progress {
   int span_of;      // of sequence
   Place at;
   Step step;
-  Job::Kind kind;     // of walks
   std::int64_t left;  // chunks of the share behind the jobs so far
   std::int32_t block;
+  std::int32_t waiting_row;                // of the last walk
   int announced, chunks, starts, flushes;  // of jobs so far
-  bool found;                              // whether there is a job now,
-  Walk walk;                               // this one
+  bool found;                              // whether there is another job now
 };
 
 constexpr int job_stages = 6;
@@ -150,6 +138,18 @@ __device__ __forceinline__ segments::Start look_back(const Params& p, const Span
   return {-1, nothing};
 }
 
+// A chunk of nothing that leaves nothing, the first job: while the block waits for its share, every
+// role fetches its instructions. By one thread, before a barrier of the block.
+__device__ __forceinline__ void init_rehearsal(JobRing& ring) {
+  Job& job = ring.jobs[0];
+  job.kind = Job::rehearse;
+  job.chunks = job.lead = 1;
+  job.from_start = job.to_end = job.continues = false;
+  job.fresh = job.flush = true;
+  job.number = job.outputs = 0;
+  job.first_mark = INT_MAX;
+}
+
 // Makes out this block's jobs; by a warp, whose registers are few: what it has to remember is in
 // shared memory.
 class Scheduler {
@@ -158,7 +158,7 @@ class Scheduler {
       : p_(p), ring_(ring), now_(ring.progress) {}
 
   __device__ __forceinline__ void run() {
-    rehearse();
+    ring_.announced[0].arrive();  // the rehearsal
     device::wait_for_predecessors();
     begin();
     while (now_.step != Progress::ended) {
@@ -173,35 +173,21 @@ class Scheduler {
       // What this block has of a head is visible when every role is done with it.
       if (now_.step == Progress::finish_begin) wait_for_first();
       if (now_.step == Progress::finish_end) wait_for_all();
-      one_step(start);
+      const int number = now_.announced;
+      if (number >= job_stages) wait_done(number - job_stages);
+      __syncwarp();
+      if (now_.step == Progress::finish_begin || now_.step == Progress::finish_end) {
+        next_finish();
+      } else if (is_first_lane()) {
+        next(start);
+      }
+      __syncwarp();
+      if (now_.found) ring_.announced[number % job_stages].arrive();
     }
   }
 
  private:
   __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % 32 == 0; }
-
-  __device__ __forceinline__ void one_step(const segments::Start& start) {
-    __syncwarp();
-    if (is_first_lane()) next(start);
-    __syncwarp();
-    if (now_.found) announce();
-  }
-
-  // A chunk in front of an imagined share, of which nothing remains: every role has fetched its
-  // instructions when the first job comes, this one, too.
-  __device__ __forceinline__ void rehearse() {
-    if (is_first_lane()) {
-      now_.announced = now_.chunks = now_.starts = now_.flushes = 0;
-      now_.shares[0].begin = now_.at = {0, 0, 1};
-      now_.shares[1].begin = {0, 1, 0};
-      now_.span = {0, 1, 0, rows, 0, 0};
-      now_.span_of = 0;
-      now_.left = 0;
-      now_.step = Progress::share;
-      now_.kind = Job::rehearse;
-    }
-    one_step({0, 0.0F});
-  }
 
   __device__ __forceinline__ void begin() {
     constexpr int words = 2 * sizeof(Share) / sizeof(int);
@@ -213,22 +199,20 @@ class Scheduler {
     }
     __syncwarp();
     if (is_first_lane()) {
-      now_.span = now_.shares[0].span;
-      now_.span_of = now_.shares[0].begin.sequence;
-      now_.at = now_.shares[0].begin;
+      const Share share = now_.shares[0];
+      const Share behind = now_.shares[1];
+      now_.left = chunks_in_front(behind) - chunks_in_front(share);
+      now_.span = share.span;
+      now_.span_of = share.begin.sequence;
+      now_.at = share.begin;
       now_.step = Progress::share;
-      now_.kind = Job::walk;
-      now_.left = chunks_in_front(now_.shares[1]) - chunks_in_front(now_.shares[0]);
+      now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
     }
     __syncwarp();
   }
   __device__ __forceinline__ std::int64_t chunks_in_front(const Share& share) const {
-    const Place& place = share.begin;
-    if (place.head == 0 && place.chunk == 0) {
-      return std::int64_t{p_.chunks.offsets[place.sequence]} * p_.heads.v;
-    }
     return std::int64_t{share.span.first_chunk} * p_.heads.v +
-           std::int64_t{place.head} * share.span.chunks + place.chunk;
+           std::int64_t{share.begin.head} * share.span.chunks + share.begin.chunk;
   }
 
   __device__ __forceinline__ void wait_done(int i) {
@@ -243,147 +227,128 @@ class Scheduler {
     for (int i = max(0, now_.announced - job_stages); i < now_.announced; ++i) wait_done(i);
   }
 
-  __device__ __forceinline__ void announce() {
-    const int number = now_.announced;
-    if (number >= job_stages) wait_done(number - job_stages);
-    __syncwarp();
-    if (is_first_lane()) {
-      fill(ring_.jobs[number % job_stages]);
-      now_.announced = number + 1;
-    }
-    __syncwarp();
-    ring_.announced[number % job_stages].arrive();
-  }
-
-  // From what `next` has found; by one lane, as all that follows.
-  __device__ __forceinline__ void fill(Job& job) {
-    const Walk& walk = now_.walk;
-    const Span& span = now_.span;
-    job.kind = walk.kind;
-    job.sequence = walk.begin.sequence;
-    job.head = walk.begin.head;
-    job.qk_head = p_.heads.qk_of(walk.begin.head);
-    job.first_column = 0;
-    job.waiting_row = walk.waiting_row;
-    job.chunks = 0;
-    if (walk.kind == Job::hand_on || walk.kind == Job::end) return;
-    job.first = span.first_chunk;
-    job.first_chunk = span.first_chunk + walk.from;
-    job.chunks = walk.to - walk.from;
-    job.lead = walk.begin.chunk - walk.from;
-    job.from_start = walk.from == 0;
-    job.to_end = walk.to == span.chunks && walk.kind == Job::walk;
-    job.continues = walk.continues;
-    job.fresh = now_.flushes == now_.starts;
-    job.flush = walk.last && job.chunks > 0;
-    job.number = now_.chunks;
-    job.outputs = now_.flushes;
-    job.first_mark = walk.cut ? job.number + job.lead : INT_MAX;
-    if (job.chunks == 0) return;
-    job.first_number = span.first_number;
-    job.chunk.first_token = token_of(span, walk.from);
-    job.chunk.tokens = token_of(span, walk.from + 1) - job.chunk.first_token;
-    job.end_token = token_of(span, walk.to);
-    now_.chunks += job.chunks;
-    now_.starts += job.fresh ? 1 : 0;
-    now_.flushes += job.flush ? 1 : 0;
-  }
-
-  // One step on: of the share, then behind it. `start` is that of the place.
+  // One step on: of the share, or behind it. `start` is that of the place. By one lane, as all that
+  // follows: the next job, where one is found, in its place in the ring.
   __device__ __forceinline__ void next(const segments::Start& start) {
     now_.found = false;
-    const Place& begin = now_.shares[0].begin;
-    const Place& end = now_.shares[1].begin;
-    switch (now_.step) {
-      case Progress::share:
-        next_of_share(start);
-        break;
-      case Progress::followers:
-        next_follower(start);
-        break;
-      case Progress::finish_begin:  // the head that the share begins inside,
-        now_.step = Progress::finish_end;
-        if (begin.chunk > 0) finish(now_.shares[0]);
-        break;
-      case Progress::finish_end:  // and that which it ends inside
-        now_.step = Progress::end;
-        if (end.chunk > 0 && !(begin.chunk > 0 && same_head(begin, end))) finish(now_.shares[1]);
-        break;
-      default:
-        now_.walk.kind = Job::end;
-        now_.found = true;
-        now_.step = Progress::ended;
+    if (now_.step == Progress::share) {
+      next_of_share(start);
+    } else if (now_.step == Progress::followers) {
+      next_follower(start);
+    } else {
+      found(Job::end, now_.at, -1);
+      now_.step = Progress::ended;
     }
+  }
+
+  __device__ __forceinline__ Job& found(Job::Kind kind, const Place& place, int waiting_row) {
+    const int number = now_.announced;
+    now_.announced = number + 1;
+    now_.found = true;
+    Job& job = ring_.jobs[number % job_stages];
+    job.kind = kind;
+    job.sequence = place.sequence;
+    job.head = place.head;
+    job.qk_head = p_.heads.qk_of(place.head);
+    job.first_column = 0;
+    job.waiting_row = waiting_row;
+    job.chunks = 0;
+    return job;
+  }
+
+  // Chunks [from, to) of a head, those in front of `begin.chunk` for the state alone. Cut: other
+  // blocks have chunks of the same head; continues: as Job has it; last: no chunks are behind it,
+  // as far as is known.
+  __device__ __forceinline__ void found_walk(const Place& begin, const Span& span,
+                                             std::int32_t from, std::int32_t to, int waiting_row,
+                                             bool cut, bool continues, bool last) {
+    const int number = now_.chunks;
+    const int starts = now_.starts;
+    const int flushes = now_.flushes;
+    const std::int32_t chunks = to - from;
+    const std::int32_t lead = begin.chunk - from;
+    const bool fresh = flushes == starts;
+    const std::int32_t token = token_of(span, from);
+    Job& job = found(Job::walk, begin, waiting_row);
+    job.first = span.first_chunk;
+    job.first_number = span.first_number;
+    job.first_chunk = span.first_chunk + from;
+    job.chunks = chunks;
+    job.lead = lead;
+    job.from_start = from == 0;
+    job.to_end = to == span.chunks;
+    job.continues = continues;
+    job.fresh = fresh;
+    job.flush = last && chunks > 0;
+    job.number = number;
+    job.outputs = flushes;
+    job.first_mark = cut ? number + lead : INT_MAX;
+    job.chunk.first_token = token;
+    job.chunk.tokens = token_of(span, from + 1) - token;
+    job.end_token = token_of(span, to);
+    if (chunks == 0) return;
+    now_.chunks = number + chunks;
+    now_.starts = starts + (fresh ? 1 : 0);
+    now_.flushes = flushes + (last ? 1 : 0);
   }
 
   __device__ __forceinline__ void next_of_share(const segments::Start& start) {
-    const Share& share = now_.shares[0];
-    const Place& end = now_.shares[1].begin;
-    Place& at = now_.at;
+    const Place begin = now_.shares[0].begin;
+    const Place end = now_.shares[1].begin;
+    const Place at = now_.at;
     const bool last = same_head(at, end);
     if (last && at.chunk == end.chunk) {
-      now_.step = share.begin.chunk > 0 ? Progress::finish_begin : Progress::end;
+      now_.step = begin.chunk > 0 ? Progress::finish_begin : Progress::end;
       return;
     }
     if (at.sequence != now_.span_of) {
       now_.span_of = at.sequence;
       now_.span = load_span(p_, at.sequence);
     }
-    const std::int32_t stop = last ? end.chunk : now_.span.chunks;
-    now_.left -= stop - at.chunk;
-    if (start.chunk >= 0) {
-      const bool waits = at.chunk > 0 && p_.waiting.data != nullptr;
-      now_.walk = {at,
-                   now_.kind,
-                   start.chunk,
-                   stop,
-                   waits ? share.first_block : -1,
-                   at.chunk > 0 || last,
-                   false,
-                   now_.left == 0};
-      now_.found = true;
-    }
+    const Span span = now_.span;
+    const std::int32_t stop = last ? end.chunk : span.chunks;
+    const std::int64_t left = now_.left - (stop - at.chunk);
+    now_.left = left;
     if (last) {
       now_.step = start.chunk >= 0 ? Progress::followers : Progress::finish_begin;
-      at = end;
+      now_.at = end;
       now_.block = blockIdx.x;
-      return;
+    } else {
+      const bool same_sequence = at.head + 1 < p_.heads.v;
+      now_.at = {same_sequence ? at.sequence : at.sequence + 1, same_sequence ? at.head + 1 : 0, 0};
     }
-    at.chunk = 0;
-    if (++at.head < p_.heads.v) return;
-    at.head = 0;
-    ++at.sequence;
+    if (start.chunk < 0) return;
+    const bool inside = at.chunk > 0;
+    const std::int32_t row = inside && p_.waiting.data != nullptr ? now_.shares[0].first_block : -1;
+    now_.waiting_row = row;
+    found_walk(at, span, start.chunk, stop, row, inside || last, false, left == 0);
   }
 
   // The shares behind this one's end that have no start of their own are this one's.
   __device__ __forceinline__ void next_follower(const segments::Start& start) {
-    Place& at = now_.at;
-    if (at.chunk < now_.span.chunks && start.chunk < 0) {
-      ++now_.block;
-      const Place behind = p_.shares[now_.block + 1].begin;
-      at.chunk = same_head(at, behind) ? behind.chunk : now_.span.chunks;
+    const Place at = now_.at;
+    const Span span = now_.span;
+    if (at.chunk < span.chunks && start.chunk < 0) {
+      const std::int32_t block = now_.block + 1;
+      const Place behind = p_.shares[block + 1].begin;
+      now_.block = block;
+      now_.at.chunk = same_head(at, behind) ? behind.chunk : span.chunks;
       return;
     }
     now_.step = Progress::finish_begin;
-    const Place& end = now_.shares[1].begin;
+    const Place end = now_.shares[1].begin;
     if (at.chunk == end.chunk) return;
-    Walk& walk = now_.walk;  // that to the share's end
-    walk.begin = end;
-    walk.from = end.chunk;
-    walk.to = at.chunk;
-    walk.continues = true;
-    walk.last = true;
-    now_.found = true;
+    found_walk(end, span, end.chunk, at.chunk, now_.waiting_row, true, true, true);
   }
 
   // Whether the share of `block` holds: what it cut off is below the resolution of what it has.
-  __device__ __forceinline__ bool holds(const Place& begin, std::int32_t block) const {
+  __device__ __forceinline__ bool holds(const Share& share, std::int32_t block) const {
     const std::int32_t start = __ldcg(&p_.share_starts[block]);
-    const std::int32_t first = p_.chunks.offsets[begin.sequence];
+    const std::int32_t first = share.span.first_chunk;
     float log2_bound = __ldcg(&p_.share_bounds[block]);
     for (int i = 0; i < 4; ++i) log2_bound += __ldcg(&p_.segments.log2_growth[4 * block + i]);
-    return most(begin.head, first + start) * exp2f(log2_bound) <=
-           exp2f(segments::log2_resolution) * most(begin.head, first + begin.chunk);
+    return most(share.begin.head, first + start) * exp2f(log2_bound) <=
+           exp2f(segments::log2_resolution) * most(share.begin.head, first + share.begin.chunk);
   }
   __device__ __forceinline__ float most(int head, std::int32_t chunk) const {
     const float* const parts =
@@ -395,32 +360,47 @@ class Scheduler {
     return __uint_as_float(most);
   }
 
-  // This block's part of the head that `share` begins inside is done.
-  __device__ __forceinline__ void finish(const Share& share) {
-    __threadfence();
-    if (atomicAdd(&p_.finished[share.first_block], 1) < share.last_block - share.first_block) {
-      return;
+  // This block's part of the head that the share begins inside is done, and then that of the head
+  // that it ends inside; by the whole warp.
+  __device__ __forceinline__ void next_finish() {
+    const bool of_end = now_.step == Progress::finish_end;
+    const Share& share = now_.shares[of_end ? 1 : 0];
+    const bool inside = share.begin.chunk > 0;
+    const bool once = of_end && now_.shares[0].begin.chunk > 0 &&
+                      same_head(now_.shares[0].begin, share.begin);  // both are one
+    __syncwarp();
+    if (is_first_lane()) {
+      now_.found = false;
+      now_.step = of_end ? Progress::end : Progress::finish_end;
     }
+    if (inside && !once) finish(share);
+  }
+
+  __device__ __forceinline__ void finish(const Share& share) {
+    std::int32_t before = 0;
+    if (is_first_lane()) {
+      __threadfence();
+      before = atomicAdd(&p_.finished[share.first_block], 1);
+    }
+    if (__shfl_sync(~0U, before, 0) < share.last_block - share.first_block) return;
     __threadfence();
     bool passed = true;
     bool cut = false;
-#pragma unroll 1
-    for (std::int32_t i = share.first_block + 1; i <= share.last_block; ++i) {
+    for (std::int32_t i = share.first_block + 1 + static_cast<std::int32_t>(threadIdx.x % 32);
+         i <= share.last_block; i += 32) {
       if (__ldcg(&p_.share_starts[i]) < 0) continue;
       cut = true;
-      passed = passed && holds(p_.shares[i].begin, i);
+      passed = passed && holds(p_.shares[i], i);
     }
-    if (passed && !(cut && p_.waiting.data != nullptr)) return;
-    now_.span = share.span;
-    now_.walk = {{share.begin.sequence, share.begin.head, 0},
-                 passed ? Job::hand_on : Job::walk,
-                 0,
-                 share.span.chunks,
-                 passed ? share.first_block : -1,
-                 false,
-                 false,
-                 true};
-    now_.found = true;
+    passed = __all_sync(~0U, passed);
+    cut = __any_sync(~0U, cut);
+    if (!is_first_lane()) return;
+    const Place head{share.begin.sequence, share.begin.head, 0};
+    if (!passed) {
+      found_walk(head, share.span, 0, share.span.chunks, -1, false, false, true);
+    } else if (cut && p_.waiting.data != nullptr) {
+      found(Job::hand_on, head, share.first_block);
+    }
   }
 
   const WholeParams& p_;

@@ -159,6 +159,8 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
     ++share.last_block;
   }
   const std::int32_t n = share.begin.sequence;
+  share.span = {};
+  share.span.first_chunk = row.offsets[n];
   if (n < sequences) {
     const std::int64_t prefix = device::safe_prefix(p.scan.prefix_lens, p.scan.wide_index, n);
     share.span = {row.offsets[n],

@@ -31,7 +31,7 @@ struct alignas(16) Share {
   std::int32_t first_block;  ///< where it begins inside a sequence: the block that this sequence
                              ///< and head begins in,
   std::int32_t last_block;   ///< and the last one that begins inside it
-  Span span;                 ///< the sequence; not made for the end
+  Span span;                 ///< the sequence; of the end `first_chunk` alone
 };
 
 /// Where the share of each of `blocks` blocks begins.

@@ -652,6 +652,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     init_barriers(shared);
+    init_rehearsal(shared.ring);
     device::fence_barrier_init();
   }
   __syncthreads();
