@@ -21,6 +21,11 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
+/// Brings a tensor's description to where copies read it. It is a parameter of the kernel.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 /// Brings a box into L2.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int column, int head,
                                              int token) {

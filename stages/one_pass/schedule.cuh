@@ -159,13 +159,16 @@ class Scheduler {
 
   __device__ __forceinline__ void run() {
     ring_.announced[0].arrive();  // the rehearsal
-    device::wait_for_predecessors();
-    begin();
+    // In this warp it is a step of an imagined share, whose job is not announced.
+    imagine();
+    bool rehearses = true;
     while (now_.step != Progress::ended) {
       segments::Start start{now_.at.chunk, 0.0F};
       if (now_.step <= Progress::followers && now_.at.chunk > 0) {
         start = look_back(p_, now_.span, now_.at);
-        if (now_.step == Progress::share && is_first_lane()) {
+        if (rehearses) {
+          start.chunk = 0;
+        } else if (now_.step == Progress::share && is_first_lane()) {
           p_.share_starts[blockIdx.x] = start.chunk;
           p_.share_bounds[blockIdx.x] = start.log2_bound;
         }
@@ -182,12 +185,32 @@ class Scheduler {
         next(start);
       }
       __syncwarp();
-      if (now_.found) ring_.announced[number % job_stages].arrive();
+      if (rehearses) {
+        device::wait_for_predecessors();
+        begin();
+        rehearses = false;
+      } else if (now_.found) {
+        ring_.announced[number % job_stages].arrive();
+      }
     }
   }
 
  private:
   __device__ __forceinline__ static bool is_first_lane() { return threadIdx.x % 32 == 0; }
+
+  // A share of a sequence without tokens.
+  __device__ __forceinline__ void imagine() {
+    if (is_first_lane()) {
+      now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
+      now_.shares[0].begin = now_.at = {0, 0, 1};
+      now_.shares[1].begin = {0, 1, 0};
+      now_.span = {};
+      now_.span_of = 0;
+      now_.left = 0;
+      now_.step = Progress::share;
+    }
+    __syncwarp();
+  }
 
   __device__ __forceinline__ void begin() {
     constexpr int words = 2 * sizeof(Share) / sizeof(int);

@@ -22,7 +22,9 @@ namespace {
 // In chunks: what a block loses from one sequence and head to the next,
 constexpr std::int32_t change_cost = 1;
 // and in front of a share that begins inside one.
-constexpr std::int32_t lead_cost = 6;
+constexpr std::int32_t lead_cost = 11;
+// A share that would begin so little behind a sequence's start begins there.
+constexpr std::int32_t least_inside = 6;
 
 struct Params {
   SequenceScan scan;
@@ -81,7 +83,7 @@ struct Row {
 // Further in front, where that is better: `whole` sequences, or not to walk the chunks in front
 // twice.
 __device__ Place moved(Place place, bool whole) {
-  if (whole || place.chunk <= lead_cost) place.chunk = 0;
+  if (whole || place.chunk <= least_inside) place.chunk = 0;
   return place;
 }
 

@@ -660,6 +660,12 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   if (group == 0) {
     device::give_registers<Shape::producer_registers>();
     if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) {
+        device::prefetch_map(p.k);
+        device::prefetch_map(p.v);
+        device::prefetch_map(p.q);
+        device::prefetch_map(p.o);
+      }
       Slot slot;
       for_each_job(shared.ring, [&](const Job& w) {
         if (w.kind == Job::walk) {
