@@ -31,16 +31,17 @@ struct Layout {
   std::string_view pipeline;
   std::int32_t columns;
   std::int32_t step_tokens;
-  bool whole;   ///< its front is not the others', or it has none
-  bool spread;  ///< a part of it spreads over all chunks at once
-  bool cut;     ///< sequences of few heads were cut where the rows were measured
+  bool whole;               ///< its front is not the others', or it has none
+  bool spread;              ///< a part of it spreads over all chunks at once
+  bool cut;                 ///< sequences of few heads were cut where the rows were measured,
+  std::int32_t shares = 0;  ///< but blocks of as many columns stayed and took equal shares
 };
 constexpr std::array<Layout, 6> layouts{{
     {"naive", 32, 64, true, true, false},
     {"residual", 32, 64, false, true, false},
     {"fused-64", 64, 64, false, false, false},
     {"register-state", 128, 64, false, false, true},
-    {"one-pass", 64, 64, true, false, true},
+    {"one-pass", 64, 64, true, false, true, 128},
     {"recurrent", 16, 1, true, true, false},
 }};
 
@@ -99,6 +100,10 @@ std::vector<Group> groups_of(const std::vector<CostRow>& rows) {
         fresh.spread = layout->spread;
       }
       if (tile) fresh.form.columns = *tile;
+      if (layout != layouts.end() && fresh.form.columns == layout->shares) {
+        fresh.form.cut = false;
+        fresh.form.shares = true;
+      }
       groups.push_back(std::move(fresh));
       group = groups.end() - 1;
     }

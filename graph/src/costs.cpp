@@ -32,8 +32,8 @@ std::int64_t tokens_of_sequence(const Capacity& capacity) {
   return ceil_div(capacity.max_tokens, std::max<std::int64_t>(capacity.max_sequences, 1));
 }
 
-/// What segments start in front of their begin, in chunks, by the assumption that gates are those
-/// that costs are fitted to.
+/// What segments and shares start in front of their begin, in chunks, by the assumption that gates
+/// are those that costs are fitted to.
 constexpr std::int64_t assumed_lead = 8;
 
 /// Steps of the longest segment, by the assumption that sequences, of `steps` each, are cut.
@@ -57,6 +57,7 @@ Json form_json(const CostForm& form) {
             {"resident", form.resident},
             {"least_tokens", form.least_tokens}};
     if (form.cut) json["cut"] = true;
+    if (form.shares) json["shares"] = true;
   }
   Json factors = Json::object();
   for (std::size_t i = 0; i < cost_terms.size(); ++i) {
@@ -158,6 +159,7 @@ class Reader {
     form.resident = whole<std::int32_t>(json, "resident", 1);
     form.least_tokens = whole<std::int64_t>(json, "least_tokens", 0);
     form.cut = json.contains("cut") && flag(json, "cut");
+    form.shares = json.contains("shares") && flag(json, "shares");
     if (json.contains("points")) form.points = points(json.at("points"));
     return form;
   }
@@ -244,19 +246,23 @@ CostFactors terms_of(const CostForm& form, const Problem& problem, const Capacit
   const std::int64_t blocks_of_head =
       ceil_div(problem.v_dim, std::min(form.columns, problem.v_dim));
   const std::int64_t blocks = heads * blocks_of_head;
-  const auto rounds = static_cast<double>(ceil_div(blocks, width * form.resident));
+  std::int64_t rounds = ceil_div(blocks, width * form.resident);
   const std::int64_t segments =
       form.cut ? useful_segments(problem, multiprocessors, blocks_of_head) : 1;
   std::int64_t chain = ceil_div(tokens, form.step_tokens);
   if (segments > capacity.max_sequences) {
     chain = steps_when_cut(chain, capacity.max_sequences, segments);
   }
-  const double steps = rounds * static_cast<double>(chain);
+  if (form.shares) {
+    chain = std::min(rounds * chain, ceil_div(blocks * chain, width) + assumed_lead);
+    rounds = 1;
+  }
+  const auto steps = static_cast<double>(rounds * chain);
   const bool crowded = form.resident > 1 && blocks > width;
   const double work =
       static_cast<double>(heads) * static_cast<double>(ceil_div(tokens, chunk_tokens));
   return {1.0,
-          rounds,
+          static_cast<double>(rounds),
           crowded ? 0.0 : steps,
           crowded ? steps : 0.0,
           work / static_cast<double>(width),

@@ -126,6 +126,15 @@ std::int64_t share_blocks(const VariantQuery& query) {
   return std::clamp<std::int64_t>(most, 1, side_by_side);
 }
 
+/// Whether a run's tensors push its instructions out of L2, from where the next one fetches them:
+/// to do so ahead pays from about three quarters of L2 on.
+bool leaves_cache(const VariantQuery& query) {
+  const Problem& problem = query.problem;
+  const std::int64_t bytes = query.capacity.max_tokens * 2 * (problem.qk_heads + problem.v_heads) *
+                             dim * size_of(problem.activation);
+  return 4 * bytes >= 3 * query.device.l2_bytes;
+}
+
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
   const std::int64_t marks =
@@ -159,6 +168,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
   params.share_bounds = scratch.next<float>();
   params.segments.log2_growth = scratch.next<float>();
   params.segments.marks = scratch.next<float>();
+  params.rehearses = leaves_cache(query);
   // A head that is cut has a row of its own, by the block that it begins in.
   params.waiting = waiting_states(call, call.scratch.back());
   params.waiting.head_stride = 0;

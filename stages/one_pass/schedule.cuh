@@ -41,8 +41,8 @@ struct Progress {
   int span_of;      // of sequence
   Place at;
   Step step;
-  std::int64_t left;  // chunks of the share behind the jobs so far
-  std::int32_t block;
+  std::int64_t left;                       // chunks of the share behind the jobs so far
+  std::int32_t block;                      // this one; of followers, the last one looked at
   std::int32_t waiting_row;                // of the last walk
   int announced, chunks, starts, flushes;  // of jobs so far
   bool found;                              // whether there is another job now
@@ -158,11 +158,20 @@ class Scheduler {
       : p_(p), ring_(ring), now_(ring.progress) {}
 
   __device__ __forceinline__ void run() {
-    ring_.announced[0].arrive();  // the rehearsal
-    // In this warp it is a step of an imagined share, whose job is not announced.
-    imagine();
-    bool rehearses = true;
-    while (now_.step != Progress::ended) {
+    // In this warp the rehearsal is a step of an imagined share, whose job is not announced.
+    bool rehearses = p_.rehearses;
+    if (rehearses) {
+      ring_.announced[0].arrive();
+      imagine();
+    }
+    bool begun = false;
+    for (;;) {
+      if (!rehearses && !begun) {
+        device::wait_for_predecessors();
+        begin();
+        begun = true;
+      }
+      if (now_.step == Progress::ended) return;
       segments::Start start{now_.at.chunk, 0.0F};
       if (now_.step <= Progress::followers && now_.at.chunk > 0) {
         start = look_back(p_, now_.span, now_.at);
@@ -185,13 +194,8 @@ class Scheduler {
         next(start);
       }
       __syncwarp();
-      if (rehearses) {
-        device::wait_for_predecessors();
-        begin();
-        rehearses = false;
-      } else if (now_.found) {
-        ring_.announced[number % job_stages].arrive();
-      }
+      if (!rehearses && now_.found) ring_.announced[number % job_stages].arrive();
+      rehearses = false;
     }
   }
 
@@ -215,7 +219,8 @@ class Scheduler {
   __device__ __forceinline__ void begin() {
     constexpr int words = 2 * sizeof(Share) / sizeof(int);
     static_assert(words <= 32);
-    const auto lane = static_cast<int>(threadIdx.x % 32);
+    auto lane = static_cast<int>(threadIdx.x % 32);
+    asm volatile("" : "+r"(lane));  // so that addresses are not made ahead of the loop and kept
     if (lane < words) {
       reinterpret_cast<int*>(now_.shares)[lane] =
           reinterpret_cast<const int*>(p_.shares + blockIdx.x)[lane];
@@ -229,10 +234,12 @@ class Scheduler {
       now_.span_of = share.begin.sequence;
       now_.at = share.begin;
       now_.step = Progress::share;
-      now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
+      now_.announced = now_.chunks = now_.starts = now_.flushes = first_job();
     }
     __syncwarp();
   }
+  // Its number; the rehearsal is a chunk and a flush, too.
+  __device__ __forceinline__ int first_job() const { return p_.rehearses ? 1 : 0; }
   __device__ __forceinline__ std::int64_t chunks_in_front(const Share& share) const {
     return std::int64_t{share.span.first_chunk} * p_.heads.v +
            std::int64_t{share.begin.head} * share.span.chunks + share.begin.chunk;
@@ -241,9 +248,10 @@ class Scheduler {
   __device__ __forceinline__ void wait_done(int i) {
     ring_.done[i % job_stages].wait(static_cast<std::uint32_t>(i / job_stages % 2));
   }
-  // The first job behind the rehearsal, if it has not been waited for.
+  // Where its place in the ring has another job, it has been waited for.
   __device__ __forceinline__ void wait_for_first() {
-    if (now_.announced > 1 && now_.announced <= 1 + job_stages) wait_done(1);
+    const int first = first_job();
+    if (first < now_.announced && now_.announced <= first + job_stages) wait_done(first);
   }
   __device__ __forceinline__ void wait_for_all() {
 #pragma unroll 1
@@ -335,7 +343,7 @@ class Scheduler {
     if (last) {
       now_.step = start.chunk >= 0 ? Progress::followers : Progress::finish_begin;
       now_.at = end;
-      now_.block = blockIdx.x;
+      now_.block = static_cast<std::int32_t>(blockIdx.x);
     } else {
       const bool same_sequence = at.head + 1 < p_.heads.v;
       now_.at = {same_sequence ? at.sequence : at.sequence + 1, same_sequence ? at.head + 1 : 0, 0};

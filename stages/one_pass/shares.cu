@@ -24,7 +24,7 @@ constexpr std::int32_t change_cost = 1;
 // and in front of a share that begins inside one.
 constexpr std::int32_t lead_cost = 11;
 // A share that would begin so little behind a sequence's start begins there.
-constexpr std::int32_t least_inside = 6;
+constexpr std::int32_t least_inside = 5;
 
 struct Params {
   SequenceScan scan;

@@ -24,6 +24,7 @@ struct WholeParams : Params {
   std::int32_t* share_starts;  // [B]: chunk of the sequence from which on a share that begins
                                // inside one is walked; -1: none
   float* share_bounds;         // [B]: log2 of what remains of the past there, by the gates alone
+  bool rehearses;              // whether instructions are fetched ahead of the first chunk
 };
 
 /// Adds the launches of a walk by half a head a block, in clusters of two, over sequences whole or

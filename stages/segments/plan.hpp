@@ -13,7 +13,7 @@ namespace gdnflow::stages::segments {
 inline constexpr float log2_resolution = -24.0F;
 /// ... also where the state before is larger than the state after by this factor; where it is by
 /// more, the check behind finds it.
-inline constexpr float log2_margin = -4.0F;
+inline constexpr float log2_margin = -2.0F;
 /// The farthest that a segment starts in front of its begin, in chunks.
 inline constexpr std::int32_t most_lead = 64;
 

@@ -51,6 +51,7 @@ struct CostForm {
   std::int32_t resident = 1;      ///< blocks that a multiprocessor holds at once
   std::int64_t least_tokens = 0;  ///< of a sequence, the fewest that were measured
   bool cut = false;               ///< sequences of few heads are cut: see the stage `segments`
+  bool shares = false;            ///< blocks stay and take equal shares of all chunks
   CostFactors us{};               ///< in the order of `cost_terms`
   std::int32_t rows = 0;          ///< measurements that it was fitted to
   double rms = 0;                 ///< relative residual of the fit, root mean square
