@@ -86,6 +86,13 @@ std::vector<Candidate> variations(const Pipeline& pipeline, Candidate given) {
   return all;
 }
 
+/// Whether the caller asks for sequences in one piece.
+bool never_cuts(const VariantOverrides& overrides) {
+  return std::any_of(overrides.begin(), overrides.end(), [](const auto& choice) {
+    return option_or(choice.second.options, "segments", 1) == 0;
+  });
+}
+
 std::string basis_of(const DeviceInfo& device, const CostTable* table) {
   if (device.device.type == DeviceType::host) {
     return "none on the host: the first that can run is taken";
@@ -144,7 +151,13 @@ Choice choose(const Problem& problem, const Capacity& capacity, const DeviceInfo
         const CostForm* const costs =
             table == nullptr ? nullptr : table->find(form, candidate.options);
         if (costs != nullptr && candidate.support) {
-          candidate.predicted_us = predicted_us(*table, *costs, problem, capacity, device);
+          CostForm form_costs = *costs;
+          if (never_cuts(candidate.overrides)) {
+            // Measurements are of what cuts; the sum of terms is left.
+            form_costs.cut = form_costs.shares = false;
+            form_costs.points.clear();
+          }
+          candidate.predicted_us = predicted_us(*table, form_costs, problem, capacity, device);
           candidate.bound = capacity.max_tokens < costs->least_tokens * capacity.max_sequences;
         }
         choice.candidates.push_back(std::move(candidate));
