@@ -380,12 +380,14 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       pack_step<Element>(s[step], &state[step / 4][step % 4 * 8]);
     }
   };
-  // S^T x^T for q or k.
-  const auto multiply_state = [&](Accumulators& d, std::uint64_t x, int half) {
+  // S^T x^T for q or k, over one half of d_k. One fence in front of several products is enough, and
+  // faster, but more of them in flight hold more registers than there are beside Q S.
+  const auto multiply_state = [&]<bool OneFence>(Accumulators& d, std::uint64_t x, int half) {
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step) {
-      multiply_step<Element, false>(d, s[step], device::descriptor_at(x, dim_offset(step)),
-                                    step > 0);
+      if (!OneFence || step % 4 == 0) device::wgmma_fence();
+      device::wgmma_step<Element, false>(d, s[step], device::descriptor_at(x, dim_offset(step)),
+                                         step > 0);
     }
   };
   // max |S| in front of chunk i, for the check of shares.
@@ -458,13 +460,13 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       shared.full_keys[slot.index].wait(slot.phase);
       device::forget(ks);
       pack_state(0);
-      multiply_state(ks, keys, 0);
+      multiply_state.template operator()<true>(ks, keys, 0);
       pack_state(1);
-      multiply_state(ks, keys, 1);
+      multiply_state.template operator()<true>(ks, keys, 1);
       device::wgmma_commit();
       copy_output(output);
       device::forget(o);
-      multiply_state(o, q, 0);
+      multiply_state.template operator()<false>(o, q, 0);
       device::wgmma_commit();
       {
         const float fade = gates.fade;
@@ -504,7 +506,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       device::wgmma_commit();
       load_value_step(residual[2], v + 2 * 2048);
       load_value_step(residual[3], v + 3 * 2048);
-      multiply_state(o, q, 1);
+      multiply_state.template operator()<false>(o, q, 1);
       device::wgmma_commit();
 #pragma unroll
       for (int step = 2; step < 4; ++step) {
@@ -543,10 +545,12 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
       };
       const auto update = [&](int half, int begin, int end) {
+        device::wgmma_fence();
 #pragma unroll
         for (int step = begin; step < end; ++step) {
-          multiply_step<Element, true>(state[half], decayed[step],
-                                       device::descriptor_at(k, half * panel_bytes + step * 2048));
+          device::wgmma_step<Element, true>(
+              state[half], decayed[step],
+              device::descriptor_at(k, half * panel_bytes + step * 2048));
         }
       };
       load_decays(0);
@@ -556,10 +560,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       // L V'_1
       pack_values(0);
       decay_values(0);
+      device::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        multiply_step<Element, false>(second, plain[step],
-                                      device::descriptor_at(a, 4096 + step * 32));
+        device::wgmma_step<Element, false>(second, plain[step],
+                                           device::descriptor_at(a, 4096 + step * 32));
       }
       device::wgmma_commit();
       update(0, 0, 2);
@@ -605,9 +610,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       update(0, 2, 4);
       device::wgmma_commit();
       pack_values(1);
+      device::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < steps_of_rows; ++step) {
-        multiply_step<Element, false>(o, plain[step], device::descriptor_at(weights, step * 32));
+        device::wgmma_step<Element, false>(o, plain[step],
+                                           device::descriptor_at(weights, step * 32));
       }
       device::wgmma_commit();
       update(1, 2, 4);
