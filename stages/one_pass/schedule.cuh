@@ -171,25 +171,27 @@ class Scheduler {
         begin();
         begun = true;
       }
-      if (now_.step == Progress::ended) return;
+      // By every lane before the first writes the next one.
+      const Progress::Step step = now_.step;
+      if (step == Progress::ended) return;
       segments::Start start{now_.at.chunk, 0.0F};
-      if (now_.step <= Progress::followers && now_.at.chunk > 0) {
+      if (step <= Progress::followers && now_.at.chunk > 0) {
         start = look_back(p_, now_.span, now_.at);
         if (rehearses) {
           start.chunk = 0;
-        } else if (now_.step == Progress::share && is_first_lane()) {
+        } else if (step == Progress::share && is_first_lane()) {
           p_.share_starts[blockIdx.x] = start.chunk;
           p_.share_bounds[blockIdx.x] = start.log2_bound;
         }
       }
       // What this block has of a head is visible when every role is done with it.
-      if (now_.step == Progress::finish_begin) wait_for_first();
-      if (now_.step == Progress::finish_end) wait_for_all();
+      if (step == Progress::finish_begin) wait_for_first();
+      if (step == Progress::finish_end) wait_for_all();
       const int number = now_.announced;
       if (number >= job_stages) wait_done(number - job_stages);
       __syncwarp();
-      if (now_.step == Progress::finish_begin || now_.step == Progress::finish_end) {
-        next_finish();
+      if (step == Progress::finish_begin || step == Progress::finish_end) {
+        next_finish(step == Progress::finish_end);
       } else if (is_first_lane()) {
         next(start);
       }
@@ -393,8 +395,7 @@ class Scheduler {
 
   // This block's part of the head that the share begins inside is done, and then that of the head
   // that it ends inside; by the whole warp.
-  __device__ __forceinline__ void next_finish() {
-    const bool of_end = now_.step == Progress::finish_end;
+  __device__ __forceinline__ void next_finish(bool of_end) {
     const Share& share = now_.shares[of_end ? 1 : 0];
     const bool inside = share.begin.chunk > 0;
     const bool once = of_end && now_.shares[0].begin.chunk > 0 &&

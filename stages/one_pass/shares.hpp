@@ -26,7 +26,7 @@ struct Span {
 };
 
 /// A block's share: from here to where the next block's begins.
-struct alignas(16) Share {
+struct Share {
   Place begin;
   std::int32_t first_block;  ///< where it begins inside a sequence: the block that this sequence
                              ///< and head begins in,
