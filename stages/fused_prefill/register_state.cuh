@@ -159,8 +159,6 @@ struct Task : Work {
   std::int32_t first_number = 0;  // its number, for checkpoints
   std::int64_t waiting_row = -1;  // of the final state, where it has to wait
   std::int64_t entry = 0;         // the segment's and head's, in tensors [NS, Hv]
-  int first_slot = 0;             // the number of the sequence's first segment,
-  int segments = 1;               // of so many
   device::Chunk chunk;            // the first one
   int end_token = 0;              // behind the last one
 
@@ -271,12 +269,15 @@ __device__ __forceinline__ bool follows(const SegmentPlan& plan, const segments:
   return number < plan.capacity && plan.slots[number].sequence == slot.sequence;
 }
 
-// The whole of a head whose segments do not pass the check, or where its final state waits; slot
-// `number` is the first of the sequence's `count`. False: nothing is to be done.
-__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, int count,
-                                            Task& task) {
+// What a block of slot `number` has to do behind the segments of a head: one of all blocks of a
+// sequence the whole of it where they do not pass the check, or to hand a final state on. False:
+// nothing.
+__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, Task& task) {
   const SegmentPlan& plan = p.segments;
   const segments::Slot slot = plan.slots[number];
+  if (slot.sequence < 0 || slot.number > 0) return false;
+  int count = 1;
+  while (follows(plan, slot, number + count)) ++count;
   task.sequence = slot.sequence;
   task.first = p.chunks.offsets[slot.sequence];
   bool passed = true;
@@ -293,15 +294,6 @@ __device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int nu
   task.first_chunk = task.first;
   task.chunks = p.chunks.offsets[slot.sequence + 1] - task.first;
   return true;
-}
-
-// The same for a block of slot `number`: one of all blocks of a sequence has something to do.
-__device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int number, Task& task) {
-  const segments::Slot slot = p.segments.slots[number];
-  if (slot.sequence < 0 || slot.number > 0) return false;
-  int count = 1;
-  while (follows(p.segments, slot, number + count)) ++count;
-  return find_repair(p, number, count, task);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1111,15 +1103,14 @@ inline std::int64_t slots_to_run(const VariantQuery& query) {
 
 /// Scratch of a kernel that works on segments: marks, and final states of cut sequences, of which
 /// there are at most as many as there are cuts.
-inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query,
-                                                std::int64_t blocks_of_head = 2) {
+inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query) {
   const Problem& problem = query.problem;
   const std::int64_t marks =
       max_chunks(problem, query.capacity) / segment_grain + query.capacity.max_sequences + 1;
   std::vector<ScratchSpec> scratch{
       {"marks", marks * problem.v_heads * SegmentPlan::parts * static_cast<int>(sizeof(float))}};
   if (problem.initial_state && problem.final_state) {
-    scratch.push_back({"waiting", segments::useful_segments(problem, query.device, blocks_of_head) *
+    scratch.push_back({"waiting", segments::useful_segments(problem, query.device) *
                                       problem.v_heads * state_bytes});
   }
   return scratch;

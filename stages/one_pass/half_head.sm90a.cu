@@ -71,8 +71,6 @@ __device__ bool find_segment(const HalfParams& p, PlanStorage<Shape>& shared, in
   };
   const std::int32_t count = segments::Cut{*p.longest_segment}.segments(chunks);
   task.sequence = slot.sequence;
-  task.first_slot = number - slot.number;
-  task.segments = count;
   const segments::Start start = start_of(slot.begin);
   task.entry = std::int64_t{number} * p.heads.v + task.head;
   if (speaks) {

@@ -46,7 +46,7 @@ int value_tile(const VariantQuery& query) {
   std::int64_t whole = chunks * ceil_div(heads, width);
   if (cut) whole = std::min(whole, ceil_div(chunks * heads, width) + segments::usual_lead);
   std::int64_t half = chunks * ceil_div(2 * heads, width);
-  const std::int64_t useful = segments::useful_segments(query.problem, query.device, 2) / sequences;
+  const std::int64_t useful = segments::useful_segments(query.problem, query.device) / sequences;
   if (useful > 1 && cut) {
     const std::int64_t piece = std::max(ceil_div(chunks, useful), segment_grain);
     half = std::min(piece + segments::usual_lead, chunks);

@@ -26,7 +26,7 @@
 // out (schedule.cuh), and the rings go on from one to the next.
 //
 // A block: 512 threads; 32, 96 and 192 registers a thread of producers, preparing and state groups;
-// 225 KiB of shared memory.
+// 226 KiB of shared memory.
 
 #include <gdnflow/stage.hpp>
 

@@ -28,12 +28,10 @@ struct Slot {
   std::int32_t number;  ///< within the sequence
 };
 
-/// gdnflow::useful_segments of the device.
-std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device,
-                             std::int64_t blocks_of_head = 2);
+/// gdnflow::useful_segments of the device, for blocks of half a head.
+std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
 /// Slots that may be used: so many rows of segment_slots are written, and have to be looked at.
-std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device,
-                        std::int64_t blocks_of_head = 2);
+std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device);
 
 #if defined(__CUDACC__)
 #define GDNFLOW_BOTH_SIDES __host__ __device__

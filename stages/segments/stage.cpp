@@ -8,14 +8,13 @@ Variant host();
 Variant backward_walk();
 #endif
 
-std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device,
-                             std::int64_t blocks_of_head) {
-  return gdnflow::useful_segments(problem, device.multiprocessors, blocks_of_head);
+std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device) {
+  return gdnflow::useful_segments(problem, device.multiprocessors);
 }
 
-std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device,
-                        std::int64_t blocks_of_head) {
-  return capacity.max_sequences + useful_segments(problem, device, blocks_of_head);
+std::int64_t slot_count(const Problem& problem, const Capacity& capacity,
+                        const DeviceInfo& device) {
+  return capacity.max_sequences + useful_segments(problem, device);
 }
 
 Stage stage() {
