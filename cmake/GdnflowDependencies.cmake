@@ -25,6 +25,16 @@ if(GDNFLOW_BUILD_TESTS)
   gdnflow_header_library(doctest doctest::doctest doctest/doctest.h)
 endif()
 
+# The C interface takes DLPack's tensors; without that header it is left out.
+find_path(GDNFLOW_dlpack_INCLUDE dlpack/dlpack.h)
+mark_as_advanced(GDNFLOW_dlpack_INCLUDE)
+if(GDNFLOW_dlpack_INCLUDE)
+  add_library(gdnflow_dlpack INTERFACE)
+  target_include_directories(gdnflow_dlpack SYSTEM INTERFACE ${GDNFLOW_dlpack_INCLUDE})
+else()
+  message(STATUS "gdnflow: no C interface, for want of the header dlpack/dlpack.h")
+endif()
+
 # What a program that links the static library links too; made visible to a project that adds this
 # one as a subdirectory.
 set(GDNFLOW_LINK_LIBRARIES "")

@@ -9,6 +9,9 @@ target_include_directories(gdnflow PUBLIC
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/graph/include>
   $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+if(TARGET gdnflow_dlpack)
+  target_include_directories(gdnflow PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/graph/c_api/include>)
+endif()
 target_compile_features(gdnflow PUBLIC cxx_std_20)
 set_target_properties(gdnflow PROPERTIES
   LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
@@ -24,6 +27,9 @@ if(GDNFLOW_INSTALL)
   foreach(part IN ITEMS lib stages graph)
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/${part}/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.hpp)
   endforeach()
+  if(TARGET gdnflow_dlpack)
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/graph/c_api/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.h)
+  endif()
   install(DIRECTORY ${PROJECT_BINARY_DIR}/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.hpp)
   install(TARGETS gdnflow EXPORT gdnflowTargets)
   install(EXPORT gdnflowTargets NAMESPACE gdnflow:: DESTINATION ${package_folder})

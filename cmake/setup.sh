@@ -49,11 +49,11 @@ gdnflow_install() {
 gdnflow_setup_packages() {
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     say "not Debian or Ubuntu: using the compiler, CMake, Ninja, Boost.Program_options, Eigen, fmt," \
-      "nlohmann-json and doctest that are there"
+      "nlohmann-json, DLPack and doctest that are there"
     return 0
   fi
   gdnflow_install g++ cmake ninja-build ccache libboost-program-options-dev libeigen3-dev \
-    libfmt-dev nlohmann-json3-dev gnuplot-nox "$@"
+    libfmt-dev nlohmann-json3-dev libdlpack-dev gnuplot-nox "$@"
 }
 
 # Whether the machine has an NVIDIA GPU, with or without a working driver utility.

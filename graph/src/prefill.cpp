@@ -3,6 +3,7 @@
 
 #include "bound_plan.hpp"
 #include "edge_text.hpp"
+#include "prefill_tensors.hpp"
 
 #if GDNFLOW_WITH_CUDA
 #include "launch.hpp"
@@ -20,33 +21,6 @@
 
 namespace gdnflow {
 namespace {
-
-/// The members of PrefillTensors and the edges that they stand for.
-struct TensorName {
-  std::string_view edge;
-  TensorView PrefillTensors::*member;
-};
-constexpr std::array<TensorName, 19> tensor_names{{
-    {"q", &PrefillTensors::q},
-    {"k", &PrefillTensors::k},
-    {"v", &PrefillTensors::v},
-    {"g", &PrefillTensors::g},
-    {"beta", &PrefillTensors::beta},
-    {"a", &PrefillTensors::a},
-    {"b", &PrefillTensors::b},
-    {"a_log", &PrefillTensors::a_log},
-    {"dt_bias", &PrefillTensors::dt_bias},
-    {"cu_seqlens", &PrefillTensors::cu_seqlens},
-    {"prefix_lens", &PrefillTensors::prefix_lens},
-    {"initial_state", &PrefillTensors::initial_state},
-    {"final_state", &PrefillTensors::final_state},
-    {"state_indices", &PrefillTensors::state_indices},
-    {"output_state_indices", &PrefillTensors::output_state_indices},
-    {"has_initial_state", &PrefillTensors::has_initial_state},
-    {"checkpoints", &PrefillTensors::checkpoints},
-    {"checkpoint_state_indices", &PrefillTensors::checkpoint_state_indices},
-    {"o", &PrefillTensors::o},
-}};
 
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorCode::invalid_argument, "prefill: " + message);
@@ -101,31 +75,6 @@ Entry& find_entry(const Problem& problem, const Capacity& capacity, Device devic
     if (entries.size() > most_entries) entries.pop_back();
   }
   return entries.front();
-}
-
-Capacity capacity_of(const Problem& problem, const PrefillTensors& tensors,
-                     std::int64_t sequences) {
-  const auto expect = [](const TensorView& tensor, std::string_view name, std::int32_t rank,
-                         std::string_view shape) {
-    if (tensor.rank == rank) return;
-    const bool printable = tensor.rank > 0 && tensor.rank <= TensorView::max_rank;
-    refuse(fmt::format(
-        "{}: expected {}, got {}", name, shape,
-        printable ? to_string(tensor) : fmt::format("a tensor of rank {}", tensor.rank)));
-  };
-  expect(tensors.q, "q", 3, "[T,Hqk,Dk]");
-  Capacity capacity;
-  capacity.max_tokens = tensors.q.extents[0];
-  capacity.max_sequences = sequences;
-  if (problem.cu_seqlens) {
-    expect(tensors.cu_seqlens, "cu_seqlens", 1, "[N+1]");
-    capacity.max_sequences = tensors.cu_seqlens.extents[0] - 1;
-    if (capacity.max_sequences < 1) {
-      refuse(fmt::format("cu_seqlens: expected [N+1] with at least 1 sequence, got {}",
-                         to_string(tensors.cu_seqlens)));
-    }
-  }
-  return capacity;
 }
 
 /// Which tensors the problem asks for must be there, and no others: one that is there but would
@@ -188,6 +137,31 @@ void run(Entry& entry, [[maybe_unused]] Stream stream) {
 
 }  // namespace
 
+Capacity prefill_capacity(const Problem& problem, const PrefillTensors& tensors,
+                          std::int64_t sequences) {
+  const auto expect = [](const TensorView& tensor, std::string_view name, std::int32_t rank,
+                         std::string_view shape) {
+    if (tensor.rank == rank) return;
+    const bool printable = tensor.rank > 0 && tensor.rank <= TensorView::max_rank;
+    refuse(fmt::format(
+        "{}: expected {}, got {}", name, shape,
+        printable ? to_string(tensor) : fmt::format("a tensor of rank {}", tensor.rank)));
+  };
+  expect(tensors.q, "q", 3, "[T,Hqk,Dk]");
+  Capacity capacity;
+  capacity.max_tokens = tensors.q.extents[0];
+  capacity.max_sequences = sequences;
+  if (problem.cu_seqlens) {
+    expect(tensors.cu_seqlens, "cu_seqlens", 1, "[N+1]");
+    capacity.max_sequences = tensors.cu_seqlens.extents[0] - 1;
+    if (capacity.max_sequences < 1) {
+      refuse(fmt::format("cu_seqlens: expected [N+1] with at least 1 sequence, got {}",
+                         to_string(tensors.cu_seqlens)));
+    }
+  }
+  return capacity;
+}
+
 std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& capacity,
                                      Device device, const PrefillOptions& options) {
   return workspace_bytes_of(find_entry(problem, capacity, device, options).bound.plan());
@@ -196,7 +170,7 @@ std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& cap
 void prefill(const Problem& problem, const PrefillTensors& tensors, void* workspace,
              std::int64_t workspace_bytes, Stream stream, const PrefillOptions& options,
              std::int64_t sequences) {
-  const Capacity capacity = capacity_of(problem, tensors, sequences);
+  const Capacity capacity = prefill_capacity(problem, tensors, sequences);
   Entry& entry = find_entry(problem, capacity, tensors.q.device, options);
   collect_tensors(entry, tensors);
   void* const arena = aligned_arena(entry.bound.plan(), workspace, workspace_bytes);

@@ -43,6 +43,11 @@ struct PrefillOptions {
   VariantOverrides overrides{};
 };
 
+/// What a call with these tensors is planned for: T of q, N of cu_seqlens, or `sequences` where the
+/// problem is dense. Errors: invalid_argument where they do not have the rank for it.
+GDNFLOW_API Capacity prefill_capacity(const Problem& problem, const PrefillTensors& tensors,
+                                      std::int64_t sequences = 1);
+
 /// Bytes of workspace that `prefill` needs for a problem and capacity on a device.
 /// Errors: those of make_pipeline.
 GDNFLOW_API std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& capacity,
