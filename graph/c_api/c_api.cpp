@@ -41,9 +41,25 @@ namespace {
 /// This thread's last error. Of a fixed size, so that saying that memory is out takes none.
 thread_local std::array<char, 1024> last_error{};
 
+/// One line: what would begin another, or be none that can be read, becomes a space.
 gdnflow_status fail(gdnflow_status status, const char* what) noexcept {
-  const std::size_t length = std::min(std::strlen(what), last_error.size() - 1);
-  std::memcpy(last_error.data(), what, length);
+  constexpr std::string_view cut = "...";
+  std::size_t length = std::strlen(what);
+  const bool whole = length < last_error.size();
+  if (!whole) {
+    length = last_error.size() - 1 - cut.size();
+    // Not within a character of several bytes.
+    while (length > 0 && (static_cast<unsigned char>(what[length]) & 0xc0U) == 0x80U) --length;
+  }
+  std::transform(what, what + length, last_error.begin(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20U || byte == 0x7fU ? ' ' : c;
+  });
+  if (!whole)
+    length = static_cast<std::size_t>(
+        std::copy(cut.begin(), cut.end(),
+                  last_error.begin() + static_cast<std::ptrdiff_t>(length)) -
+        last_error.begin());
   last_error[length] = '\0';
   return status;
 }
@@ -153,6 +169,9 @@ void parse_number(std::string_view text, std::string_view name, std::string_view
   T value{};
   const char* const end = text.data() + text.size();
   const auto [behind, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::result_out_of_range) {
+    refuse(fmt::format("{}: expected {} within its range, got '{}'", name, what, text));
+  }
   if (error != std::errc{} || behind != end) {
     refuse(fmt::format("{}: expected {}, got '{}'", name, what, text));
   }
@@ -228,15 +247,12 @@ DType type_of(const DLDataType& type, std::string_view name) {
 }
 
 Device device_of(const DLTensor& tensor, std::string_view name) {
-  switch (tensor.device.device_type) {
-    case kDLCPU:
-      return {DeviceType::host, 0};
-    case kDLCUDA:
-      return {DeviceType::cuda, tensor.device.device_id};
-    default:
-      refuse(fmt::format("{}: expected kDLCPU or kDLCUDA, got DLPack's device type {}", name,
-                         static_cast<int>(tensor.device.device_type)));
-  }
+  int type = 0;  // as a number: it may be none of the enumeration's
+  static_assert(sizeof type == sizeof tensor.device.device_type);
+  std::memcpy(&type, &tensor.device.device_type, sizeof type);
+  if (type == kDLCPU) return {DeviceType::host, 0};
+  if (type == kDLCUDA) return {DeviceType::cuda, tensor.device.device_id};
+  refuse(fmt::format("{}: expected kDLCPU or kDLCUDA, got DLPack's device type {}", name, type));
 }
 
 TensorView view_of(const DLTensor& tensor, std::string_view name) {
@@ -246,6 +262,9 @@ TensorView view_of(const DLTensor& tensor, std::string_view name) {
   }
   expect(tensor.shape, fmt::format("{}: shape", name));
   const std::span<const std::int64_t> extents(tensor.shape, static_cast<std::size_t>(tensor.ndim));
+  for (const std::int64_t extent : extents) {
+    if (extent < 0) refuse(fmt::format("{}: expected extents of at least 0, got {}", name, extent));
+  }
   void* const data =
       tensor.data == nullptr ? nullptr : static_cast<char*>(tensor.data) + tensor.byte_offset;
   TensorView view =
@@ -275,7 +294,10 @@ const char* gdnflow_error(void) { return last_error.data(); }
 const char* gdnflow_version(void) { return GDNFLOW_VERSION; }
 
 gdnflow_status gdnflow_problem_create(gdnflow_problem** problem) {
-  return guarded([&] { expect(problem, "problem") = new gdnflow_problem; });
+  return guarded([&] {
+    gdnflow_problem*& to = expect(problem, "problem");
+    to = new gdnflow_problem;
+  });
 }
 
 void gdnflow_problem_destroy(gdnflow_problem* problem) { delete problem; }
@@ -292,9 +314,10 @@ gdnflow_status gdnflow_problem_set(gdnflow_problem* problem, const char* field, 
 
 gdnflow_status gdnflow_prefill_create(const gdnflow_problem* problem, gdnflow_prefill** prefill) {
   return guarded([&] {
+    gdnflow_prefill*& to = expect(prefill, "prefill");
     const Problem& p = expect(problem, "problem").value;
     validate(p);
-    expect(prefill, "prefill") = new gdnflow_prefill{p, {}, {}, 1};
+    to = new gdnflow_prefill{p, {}, {}, 1};
   });
 }
 
@@ -326,8 +349,14 @@ gdnflow_status gdnflow_prefill_variant(gdnflow_prefill* prefill, const char* sta
   return guarded([&] {
     gdnflow_prefill& to = expect(prefill, "prefill");
     const std::string name(expect_text(stage, "stage"));
-    VariantChoice chosen = parse_variant_choice(expect_text(choice, "choice"));
-    to.options.overrides.insert_or_assign(name, std::move(chosen));
+    if (!builtin_stages().contains(name)) {
+      refuse(fmt::format("stage: expected one of the library's, got '{}'", name));
+    }
+    if (choice == nullptr) {
+      to.options.overrides.erase(name);
+    } else {
+      to.options.overrides.insert_or_assign(name, parse_variant_choice(choice));
+    }
   });
 }
 
@@ -341,10 +370,10 @@ gdnflow_status gdnflow_prefill_sequences(gdnflow_prefill* prefill, int64_t seque
 
 gdnflow_status gdnflow_prefill_workspace_bytes(const gdnflow_prefill* prefill, int64_t* bytes) {
   return guarded([&] {
+    std::int64_t& to = expect(bytes, "bytes");
     const gdnflow_prefill& from = expect(prefill, "prefill");
     const Capacity capacity = prefill_capacity(from.problem, from.tensors, from.sequences);
-    expect(bytes, "bytes") =
-        prefill_workspace_bytes(from.problem, capacity, from.tensors.q.device, from.options);
+    to = prefill_workspace_bytes(from.problem, capacity, from.tensors.q.device, from.options);
   });
 }
 
@@ -358,7 +387,10 @@ gdnflow_status gdnflow_prefill_run(const gdnflow_prefill* prefill, void* workspa
 }
 
 gdnflow_status gdnflow_graphs_create(size_t most, gdnflow_graphs** graphs) {
-  return guarded([&] { expect(graphs, "graphs") = new gdnflow_graphs{GraphCache(most)}; });
+  return guarded([&] {
+    gdnflow_graphs*& to = expect(graphs, "graphs");
+    to = new gdnflow_graphs{GraphCache(most)};
+  });
 }
 
 void gdnflow_graphs_destroy(gdnflow_graphs* graphs) { delete graphs; }
@@ -377,9 +409,10 @@ gdnflow_status gdnflow_graphs_run(gdnflow_graphs* graphs, const gdnflow_prefill*
 
 gdnflow_status gdnflow_graphs_count(const gdnflow_graphs* graphs, gdnflow_graphs_stats* stats) {
   return guarded([&] {
+    gdnflow_graphs_stats& to = expect(stats, "stats");
     const GraphCacheStats from = expect(graphs, "graphs").value.stats();
-    expect(stats, "stats") = {from.hits, from.misses, from.evictions,
-                              static_cast<std::uint64_t>(from.entries), from.arena_bytes};
+    to = {from.hits, from.misses, from.evictions, static_cast<std::uint64_t>(from.entries),
+          from.arena_bytes};
   });
 }
 

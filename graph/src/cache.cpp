@@ -1,9 +1,14 @@
 #include <gdnflow/cache.hpp>
 #include <gdnflow/error.hpp>
 
+#include "edge_text.hpp"
+
+#include <algorithm>
 #include <list>
 #include <unordered_map>
 #include <utility>
+
+#include <fmt/format.h>
 
 namespace gdnflow {
 namespace {
@@ -17,6 +22,21 @@ struct KeyHash {
   }
 };
 
+/// What an executor was bound to before must not serve a call that does not name it.
+void check_complete(const Executor& executor, const Bindings& bindings) {
+  const Pipeline& pipeline = executor.plan().pipeline();
+  for (const Edge& edge : pipeline.edges()) {
+    const auto names = [&](const auto& binding) { return binding.first == edge.name; };
+    if (edge.kind == EdgeKind::intermediate ||
+        std::any_of(bindings.begin(), bindings.end(), names)) {
+      continue;
+    }
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}: {}: expected {} {}, got none", pipeline.id(), edge.name,
+                            type_text(edge, pipeline), to_string(pipeline.device().device)));
+  }
+}
+
 std::shared_ptr<Executor> make(const GraphKey& key, const Bindings& bindings) {
   Plan plan(
       make_pipeline(key.recipe, key.problem, key.capacity, device_info(key.device), key.overrides));
@@ -24,6 +44,7 @@ std::shared_ptr<Executor> make(const GraphKey& key, const Bindings& bindings) {
                                            ? make_host_executor(std::move(plan))
                                            : make_graph_executor(std::move(plan));
   executor->bind(bindings);
+  check_complete(*executor, bindings);
   executor->build();
   return executor;
 }
@@ -63,6 +84,7 @@ GraphCache& GraphCache::operator=(GraphCache&&) noexcept = default;
 std::shared_ptr<Executor> GraphCache::get(const GraphKey& key, const Bindings& bindings) {
   Impl& cache = *impl_;
   if (const auto found = cache.index.find(key); found != cache.index.end()) {
+    check_complete(*found->second->executor, bindings);
     found->second->executor->bind(bindings);
     cache.entries.splice(cache.entries.begin(), cache.entries, found->second);
     ++cache.stats.hits;

@@ -85,7 +85,7 @@ void collect_tensors(Entry& entry, const PrefillTensors& tensors) {
     const TensorView& tensor = tensors.*tensor_names[i].member;
     const int edge = entry.edges[i];
     if (edge < 0) {
-      if (tensor.data != nullptr) {
+      if (tensor.data != nullptr || tensor.rank > 0) {
         refuse(fmt::format("{}: expected none for {}, got {}", tensor_names[i].edge,
                            to_string(entry.key.problem), to_string(tensor)));
       }

@@ -33,7 +33,11 @@ TensorView TensorView::dense(void* data, DType dtype, std::span<const std::int64
     }
     view.extents[i] = extents[i];
     view.strides[i] = stride;
-    stride *= extents[i];
+    if (__builtin_mul_overflow(stride, extents[i], &stride)) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("tensor extents: expected less than 2^63 elements, got [{}]",
+                              fmt::join(extents, ",")));
+    }
   }
   return view;
 }

@@ -188,12 +188,23 @@ int main(void) {
   CHECK(gdnflow_graphs_count(graphs, &stats) == GDNFLOW_OK);
   CHECK(stats.hits == 1 && stats.misses == 1 && stats.entries == 1);
 
+  /* What is bound no more is not taken from the run before. */
+  CHECK(gdnflow_prefill_bind(prefill, "beta", NULL) == GDNFLOW_OK);
+  check_refused(gdnflow_graphs_run(graphs, prefill, NULL), GDNFLOW_INVALID_ARGUMENT,
+                "beta: expected");
+  CHECK(gdnflow_prefill_bind(prefill, "beta", &tensors[4]) == GDNFLOW_OK);
+  check_refused(gdnflow_prefill_bind(prefill, "no\nname", NULL), GDNFLOW_INVALID_ARGUMENT,
+                "'no name'");
+
   /* Another recipe is another graph; one that cannot run says why. */
   CHECK(gdnflow_prefill_recipe(prefill, "recurrent") == GDNFLOW_OK);
   CHECK(gdnflow_graphs_run(graphs, prefill, NULL) == GDNFLOW_OK);
   check_outputs(o);
   check_refused(gdnflow_prefill_variant(prefill, "one_pass", "warp:x=y"), GDNFLOW_INVALID_ARGUMENT,
                 "x=y");
+  CHECK(gdnflow_prefill_variant(prefill, "one_pass", "warp") == GDNFLOW_OK);
+  CHECK(gdnflow_prefill_run(prefill, workspace, bytes, NULL) != GDNFLOW_OK);
+  CHECK(gdnflow_prefill_variant(prefill, "one_pass", NULL) == GDNFLOW_OK);
   CHECK(gdnflow_prefill_bind(prefill, "beta", NULL) == GDNFLOW_OK);
   check_refused(gdnflow_prefill_run(prefill, workspace, bytes, NULL), GDNFLOW_INVALID_ARGUMENT,
                 "beta: expected");

@@ -57,23 +57,31 @@ GDNFLOW_C_API gdnflow_status gdnflow_prefill_create(const gdnflow_problem* probl
                                                     gdnflow_prefill** prefill);
 GDNFLOW_C_API void gdnflow_prefill_destroy(gdnflow_prefill* prefill);
 
-/* Binds a tensor by its name in gdnflow::PrefillTensors: "q", "k", "v", "g", "beta", "cu_seqlens",
- * "initial_state", "final_state", "state_indices", "o" and so on, with the shapes said there. The
- * view is copied, its memory is not. Null: there is no such tensor. A flag per sequence is an
- * unsigned or boolean byte. */
+/* Binds a tensor by its name. The view is copied, its memory is not. Null: there is no such tensor.
+ * T tokens, N sequences, P rows of a pool, K checkpoints, [r, c] = [d_k, d_v] for the layout kv and
+ * [d_v, d_k] for vk; the last dimension is contiguous. Which ones a problem takes its fields say.
+ *
+ *   q, k            [T, Hqk, Dk] activation    cu_seqlens                [N+1] index
+ *   v, o            [T, Hv, Dv] activation     prefix_lens               [N] index
+ *   g, beta         [T, Hv] f32                state_indices             [N] i32, -1: zero
+ *   a, b            [T, Hv] activation         output_state_indices      [N] i32, -1: skip
+ *   a_log, dt_bias  [Hv] f32                   has_initial_state         [N] uint8 or bool
+ *   initial_state   [N or P, Hv, r, c] state   checkpoints               [K or P, Hv, r, c] state
+ *   final_state     the same                   checkpoint_state_indices  [K] i32, -1: skip */
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_bind(gdnflow_prefill* prefill, const char* name,
                                                   const DLTensor* tensor);
 
 /* The pipeline ("auto" at first, "one-pass", ...), and a stage's variant with its options, as
- * programs take them ("one_pass", "one-pass:value_tile=128"). */
+ * programs take them ("one_pass", "one-pass:value_tile=128"); null: none is asked for any more. */
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_recipe(gdnflow_prefill* prefill, const char* recipe);
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_variant(gdnflow_prefill* prefill, const char* stage,
                                                      const char* choice);
 
-/* How many sequences there are, all alike, where there is no cu_seqlens; 1 at first. */
+/* How many sequences there are, all alike, where the problem has no cu_seqlens; 1 at first. */
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_sequences(gdnflow_prefill* prefill, int64_t sequences);
 
-/* Bytes of workspace that a run needs, for the extents of the tensors that are bound. */
+/* Bytes of workspace that a run needs, for the extents of q and cu_seqlens and q's device, whose
+ * memory need not be there yet. */
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_workspace_bytes(const gdnflow_prefill* prefill,
                                                              int64_t* bytes);
 
@@ -83,14 +91,16 @@ GDNFLOW_C_API gdnflow_status gdnflow_prefill_workspace_bytes(const gdnflow_prefi
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_run(const gdnflow_prefill* prefill, void* workspace,
                                                  int64_t workspace_bytes, void* stream);
 
-/* Graphs that have been made, the `most` used last: gdnflow::GraphCache. */
+/* Graphs that have been made, the `most` used last: gdnflow::GraphCache. One a stream: a graph's
+ * workspace serves one stream at a time. */
 typedef struct gdnflow_graphs gdnflow_graphs;
 GDNFLOW_C_API gdnflow_status gdnflow_graphs_create(size_t most, gdnflow_graphs** graphs);
 GDNFLOW_C_API void gdnflow_graphs_destroy(gdnflow_graphs* graphs);
 
 /* The same pass by a graph, which is made for the first one of its problem, extents and variants
- * and replayed from then on, with new pointers and lengths. It has a workspace of its own. On the
- * host it runs without a graph. */
+ * and replayed from then on, with new pointers and lengths. It has a workspace of its own, which
+ * goes when the graph does: by eviction, or with the cache. Making one, and its end, wait for the
+ * device; a replay does not. On the host it runs without a graph. */
 GDNFLOW_C_API gdnflow_status gdnflow_graphs_run(gdnflow_graphs* graphs,
                                                 const gdnflow_prefill* prefill, void* stream);
 
