@@ -4,10 +4,10 @@
 // makes out and all roles take from a ring.
 //
 // A share that begins inside a sequence looks back, by the gates alone, for the chunk from which on
-// the past has faded when the share begins. Where there is none, the block in front walks on. What
-// keys that are not normalised add to the bound is found on the way, from the diagonal of K K^T,
-// and enters the check: the block that is the last of a sequence's and head's to be done makes it,
-// and where it does not pass computes the head again in one piece.
+// the past has faded when the share begins; where none is near it walks from the sequence's start.
+// What keys that are not normalised add to the bound is found on the way, from the diagonal of K
+// K^T, and enters the check: the block that is the last of a sequence's and head's to be done makes
+// it, and where it does not pass computes the head again in one piece.
 
 #include "device/barrier.cuh"
 #include "device/dependent_launch.cuh"
@@ -25,25 +25,22 @@ namespace gdnflow::stages::one_pass {
 struct Job : Task {
   enum Kind : int { walk, rehearse, hand_on, end };
   Kind kind = walk;
-  bool fresh = false;      // no output of chunks in front of it is on its way
-  bool flush = false;      // none is left on its way behind it
-  bool continues = false;  // begins with the state that the job before has left
-  int number = 0;          // chunks of this block in front of it
-  int outputs = 0;         // more than that
-  int first_mark = 0;      // chunk of the block from which on max |S| is recorded
+  bool fresh = false;  // no output of chunks in front of it is on its way
+  bool flush = false;  // none is left on its way behind it
+  int number = 0;      // chunks of this block in front of it
+  int outputs = 0;     // more than that
+  int first_mark = 0;  // chunk of the block from which on max |S| is recorded
 };
 
 // How far a block's scheduler is.
 struct Progress {
-  enum Step : int { share, followers, finish_begin, finish_end, end, ended };
+  enum Step : int { share, finish_begin, finish_end, end, ended };
   Share shares[2];  // this block's and the next one's
   Span span;        // of what comes next,
   int span_of;      // of sequence
   Place at;
   Step step;
   std::int64_t left;                       // chunks of the share behind the jobs so far
-  std::int32_t block;                      // this one; of followers, the last one looked at
-  std::int32_t waiting_row;                // of the last walk
   int announced, chunks, starts, flushes;  // of jobs so far
   bool found;                              // whether there is another job now
 };
@@ -94,11 +91,12 @@ __device__ __forceinline__ Span load_span(const Params& p, std::int32_t sequence
 
 // First token of chunk `index` of a sequence; of the one behind its last, its end.
 __device__ __forceinline__ std::int32_t token_of(const Span& span, std::int32_t index) {
-  return index == 0 ? span.start : min(span.start + index * rows - span.in_first, span.end);
+  return index == 0 ? span.start : min(span.start + (index * rows - span.in_first), span.end);
 }
 
 // The nearest chunk of a sequence in front of chunk `begin` where what is older has faded when that
-// begins; by a warp, eight chunks at a time. A NaN never has.
+// begins, else its first, with its initial state; by a warp, eight chunks at a time. A NaN never
+// has faded.
 __device__ __forceinline__ segments::Start look_back(const Params& p, const Span& span,
                                                      const Place& begin) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
@@ -135,7 +133,7 @@ __device__ __forceinline__ segments::Start look_back(const Params& p, const Span
     }
     before = __shfl_sync(~0U, sum, 31);
   }
-  return {-1, nothing};
+  return {0, nothing};
 }
 
 // A chunk of nothing that leaves nothing, the first job: while the block waits for its share, every
@@ -144,7 +142,7 @@ __device__ __forceinline__ void init_rehearsal(JobRing& ring) {
   Job& job = ring.jobs[0];
   job.kind = Job::rehearse;
   job.chunks = job.lead = 1;
-  job.from_start = job.to_end = job.continues = false;
+  job.from_start = job.to_end = false;
   job.fresh = job.flush = true;
   job.number = job.outputs = 0;
   job.first_mark = INT_MAX;
@@ -175,11 +173,11 @@ class Scheduler {
       const Progress::Step step = now_.step;
       if (step == Progress::ended) return;
       segments::Start start{now_.at.chunk, 0.0F};
-      if (step <= Progress::followers && now_.at.chunk > 0) {
+      if (step == Progress::share && now_.at.chunk > 0) {
         start = look_back(p_, now_.span, now_.at);
         if (rehearses) {
           start.chunk = 0;
-        } else if (step == Progress::share && is_first_lane()) {
+        } else if (is_first_lane()) {
           p_.share_starts[blockIdx.x] = start.chunk;
           p_.share_bounds[blockIdx.x] = start.log2_bound;
         }
@@ -212,7 +210,7 @@ class Scheduler {
       now_.shares[1].begin = {0, 1, 0};
       now_.span = {};
       now_.span_of = 0;
-      now_.left = 0;
+      now_.left = -1;  // so that none is left behind it
       now_.step = Progress::share;
     }
     __syncwarp();
@@ -266,8 +264,6 @@ class Scheduler {
     now_.found = false;
     if (now_.step == Progress::share) {
       next_of_share(start);
-    } else if (now_.step == Progress::followers) {
-      next_follower(start);
     } else {
       found(Job::end, now_.at, -1);
       now_.step = Progress::ended;
@@ -290,11 +286,10 @@ class Scheduler {
   }
 
   // Chunks [from, to) of a head, those in front of `begin.chunk` for the state alone. Cut: other
-  // blocks have chunks of the same head; continues: as Job has it; last: no chunks are behind it,
-  // as far as is known.
+  // blocks have chunks of the same head; last: no chunks are behind it, as far as is known.
   __device__ __forceinline__ void found_walk(const Place& begin, const Span& span,
                                              std::int32_t from, std::int32_t to, int waiting_row,
-                                             bool cut, bool continues, bool last) {
+                                             bool cut, bool last) {
     const int number = now_.chunks;
     const int starts = now_.starts;
     const int flushes = now_.flushes;
@@ -310,7 +305,6 @@ class Scheduler {
     job.lead = lead;
     job.from_start = from == 0;
     job.to_end = to == span.chunks;
-    job.continues = continues;
     job.fresh = fresh;
     job.flush = last && chunks > 0;
     job.number = number;
@@ -343,35 +337,19 @@ class Scheduler {
     const std::int64_t left = now_.left - (stop - at.chunk);
     now_.left = left;
     if (last) {
-      now_.step = start.chunk >= 0 ? Progress::followers : Progress::finish_begin;
-      now_.at = end;
-      now_.block = static_cast<std::int32_t>(blockIdx.x);
+      now_.step = Progress::finish_begin;
     } else {
       const bool same_sequence = at.head + 1 < p_.heads.v;
       now_.at = {same_sequence ? at.sequence : at.sequence + 1, same_sequence ? at.head + 1 : 0, 0};
     }
-    if (start.chunk < 0) return;
     const bool inside = at.chunk > 0;
     const std::int32_t row = inside && p_.waiting.data != nullptr ? now_.shares[0].first_block : -1;
-    now_.waiting_row = row;
-    found_walk(at, span, start.chunk, stop, row, inside || last, false, left == 0);
-  }
-
-  // The shares behind this one's end that have no start of their own are this one's.
-  __device__ __forceinline__ void next_follower(const segments::Start& start) {
-    const Place at = now_.at;
-    const Span span = now_.span;
-    if (at.chunk < span.chunks && start.chunk < 0) {
-      const std::int32_t block = now_.block + 1;
-      const Place behind = p_.shares[block + 1].begin;
-      now_.block = block;
-      now_.at.chunk = same_head(at, behind) ? behind.chunk : span.chunks;
-      return;
-    }
-    now_.step = Progress::finish_begin;
-    const Place end = now_.shares[1].begin;
-    if (at.chunk == end.chunk) return;
-    found_walk(end, span, end.chunk, at.chunk, now_.waiting_row, true, true, true);
+    // A role waits inside a job for the next one's chunk. Where empty sequences come first, which
+    // need places in the ring, too, nothing is to be on its way.
+    const bool empty_next =
+        left > 0 && !last && at.head + 1 == p_.heads.v &&
+        p_.chunks.offsets[at.sequence + 1] == p_.chunks.offsets[at.sequence + 2];
+    found_walk(at, span, start.chunk, stop, row, inside || last, left == 0 || empty_next);
   }
 
   // Whether the share of `block` holds: what it cut off is below the resolution of what it has.
@@ -413,24 +391,22 @@ class Scheduler {
     if (is_first_lane()) {
       __threadfence();
       before = atomicAdd(&p_.finished[share.first_block], 1);
+      __threadfence();
     }
-    if (__shfl_sync(~0U, before, 0) < share.last_block - share.first_block) return;
-    __threadfence();
+    before = __shfl_sync(~0U, before, 0);
+    __syncwarp();
+    if (before < share.last_block - share.first_block) return;
     bool passed = true;
-    bool cut = false;
     for (std::int32_t i = share.first_block + 1 + static_cast<std::int32_t>(threadIdx.x % 32);
          i <= share.last_block; i += 32) {
-      if (__ldcg(&p_.share_starts[i]) < 0) continue;
-      cut = true;
       passed = passed && holds(p_.shares[i], i);
     }
     passed = __all_sync(~0U, passed);
-    cut = __any_sync(~0U, cut);
     if (!is_first_lane()) return;
     const Place head{share.begin.sequence, share.begin.head, 0};
     if (!passed) {
-      found_walk(head, share.span, 0, share.span.chunks, -1, false, false, true);
-    } else if (cut && p_.waiting.data != nullptr) {
+      found_walk(head, share.span, 0, share.span.chunks, -1, false, true);
+    } else if (p_.waiting.data != nullptr) {
       found(Job::hand_on, head, share.first_block);
     }
   }

@@ -22,7 +22,7 @@ struct WholeParams : Params {
   std::int32_t* finished;      // [B]: blocks done with the sequence and head that begins in one and
                                // ends in another
   std::int32_t* share_starts;  // [B]: chunk of the sequence from which on a share that begins
-                               // inside one is walked; -1: none
+                               // inside one is walked
   float* share_bounds;         // [B]: log2 of what remains of the past there, by the gates alone
   bool rehearses;              // whether instructions are fetched ahead of the first chunk
 };

@@ -41,6 +41,7 @@
 #include "one_pass/schedule.cuh"
 #include "one_pass/walks.hpp"
 
+#include <climits>
 #include <cstdint>
 #include <utility>
 #include <variant>
@@ -339,6 +340,8 @@ __device__ void store_outputs(const WholeParams& p, Shared& shared) {
       token += tokens;
       tokens = min(rows, w.end_token - token);
     }
+    // Of a head that may be computed again the rows are to lie before that.
+    if (w.first_mark != INT_MAX && lane == 0) device::store_wait();
   });
   if (lane == 0) device::store_wait();
 }
@@ -432,7 +435,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       hand_state_on<Shape>(p, w, state_thread(), Shape::groups * group_threads);
       return;
     }
-    if (!w.continues) load_state(p.state, w, column(), state);
+    load_state(p.state, w, column(), state);
 #pragma unroll 1
     for (const int end = i + w.chunks; i < end; ++i) {
       const int quad = value_offset / 128 % 4;  // the thread's number % 4

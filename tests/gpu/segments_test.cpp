@@ -154,6 +154,37 @@ TEST_CASE("segments of one head, of many and without an initial state")
   }
 }
 
+TEST_CASE("empty sequences between others, many heads each")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (!runs_here()) return;
+  // More heads than a block of whole heads has places for jobs, so that nothing may wait for what
+  // lies behind them.
+  std::vector<std::int64_t> one(300, 16);
+  one[149] = 0;
+  std::vector<std::int64_t> alternating(200, 64);
+  for (std::size_t i = 1; i < alternating.size(); i += 2) alternating[i] = 0;
+  for (const auto& lengths : {one, alternating, {3072, 0, 5000}}) {
+    check_all_ways(externals_of(problem_of(2, 8, true), lengths, Distribution::random_decay),
+                   fmt::format("{} sequences, some empty", lengths.size()));
+  }
+}
+
+TEST_CASE("gates that fade in one place and not in another")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (!runs_here()) return;
+  const Problem problem = problem_of(2, 8, true);
+  Externals x = externals_of(problem, {12000}, Distribution::no_decay);
+  auto* const g = x["g"].as<float>();
+  for (const std::int64_t token : {3000, 3001, 9100}) {
+    for (std::int64_t head = 0; head < problem.v_heads; head += 3) {
+      g[token * problem.v_heads + head] = -40.0F;
+    }
+  }
+  check_all_ways(x, "resets here and there");
+}
+
 TEST_CASE("a state that the bound alone would cut off is carried on")
 {
   GDNFLOW_REQUIRE_GPU();

@@ -51,7 +51,7 @@
 /// Segments: sequences in pieces that can run side by side. A piece starts from a zero state some
 /// chunks in front of its own first chunk, where what stood before has faded to nothing in fp32:
 ///   |S contributed from before| <= bound |S before|, column by column,  bound = product over the
-///                                  tokens between of alpha_t max(1, |1 - beta_t |k_t|^2|) <= 2^-28
+///                                  tokens between of alpha_t max(1, |1 - beta_t |k_t|^2|) <= 2^-26
 ///   segment_slots   [NS, 4] i32   sequence (-1: no segment), first chunk, end, number within the
 ///                                 sequence. Every sequence has one at least, in their order;
 ///                                 borders lie at multiples of 4 of a sequence's chunks
