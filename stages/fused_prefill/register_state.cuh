@@ -479,39 +479,24 @@ using Accumulators = float[rows / 2];               // 64 value columns x 64
 using State = float[2][rows / 2];                   // S^T: 64 value columns x 64 of d_k, twice
 using Fragments = std::uint32_t[steps_of_rows][4];  // 64 value columns x 64 tokens as A operands
 
-// f(x, y, at) for the state elements that this thread holds, two rows of d_k at a time: `at` is
-// that of x in a matrix of T.
-template <class T, class F>
+// f(x, y, offset) for the state elements that this thread holds, two rows of d_k at a time.
+template <class F>
 __device__ __forceinline__ void for_each_state_pair(const device::StateMatrix& matrix, int column,
                                                     State& state, F&& f) {
   const int k = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    T* at = static_cast<T*>(matrix.data) + matrix.offset + k * matrix.k_stride +
-            (column + 8 * h) * matrix.v_stride;
+    std::int64_t offset = matrix.offset + k * matrix.k_stride + (column + 8 * h) * matrix.v_stride;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        f(state[half][4 * j + 2 * h], state[half][4 * j + 2 * h + 1], at);
-        at += 8 * matrix.k_stride;
-        // One address at a time: all of them at once would not fit beside the state.
-        asm volatile("" : "+l"(at));
+        f(state[half][4 * j + 2 * h], state[half][4 * j + 2 * h + 1], offset);
+        offset += 8 * matrix.k_stride;
+        // One offset at a time: all of them at once would not fit beside the state.
+        asm volatile("" : "+l"(offset));
       }
     }
-  }
-}
-
-// f.operator()<T>() for the element type of a matrix.
-template <class F>
-__device__ __forceinline__ void with_state_type(const device::StateMatrix& matrix, F&& f) {
-  switch (matrix.dtype) {
-    case DType::bf16:
-      return f.template operator()<__nv_bfloat16>();
-    case DType::f16:
-      return f.template operator()<__half>();
-    default:
-      return f.template operator()<float>();
   }
 }
 
@@ -527,11 +512,9 @@ __device__ __forceinline__ void load_state(const device::StatePorts& ports, cons
     return;
   }
   const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
-  with_state_type(matrix, [&]<class T>() {
-    for_each_state_pair<T>(matrix, column, state, [&](float& x, float& y, const T* at) {
-      x = static_cast<float>(at[0]);
-      y = static_cast<float>(at[matrix.k_stride]);
-    });
+  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
+    x = device::load_element(matrix.data, matrix.dtype, offset);
+    y = device::load_element(matrix.data, matrix.dtype, offset + matrix.k_stride);
   });
 }
 
@@ -539,11 +522,9 @@ __device__ __forceinline__ void store_state(const device::StatePool& pool, std::
                                             const Work& w, int column, State& state) {
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
-  with_state_type(matrix, [&]<class T>() {
-    for_each_state_pair<T>(matrix, column, state, [&](float x, float y, T* at) {
-      at[0] = static_cast<T>(x);
-      at[matrix.k_stride] = static_cast<T>(y);
-    });
+  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
+    device::store_element(matrix.data, matrix.dtype, offset, x);
+    device::store_element(matrix.data, matrix.dtype, offset + matrix.k_stride, y);
   });
 }
 
