@@ -14,6 +14,7 @@
 #include "device/gates.cuh"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/shares.hpp"
+#include "one_pass/span.cuh"
 #include "one_pass/walks.hpp"
 #include "segments/block_plan.cuh"
 
@@ -76,17 +77,6 @@ __device__ __forceinline__ void for_each_job(JobRing& ring, Take&& take) {
 
 __device__ __forceinline__ bool same_head(const Place& a, const Place& b) {
   return a.sequence == b.sequence && a.head == b.head;
-}
-
-__device__ __forceinline__ Span load_span(const Params& p, std::int32_t sequence) {
-  const std::int64_t prefix = device::safe_prefix(p.prefix_lens, p.wide_index, sequence);
-  const std::int32_t first = p.chunks.offsets[sequence];
-  return {first,
-          p.chunks.offsets[sequence + 1] - first,
-          p.starts[sequence],
-          p.starts[sequence + 1],
-          static_cast<std::int32_t>(prefix % chunk_tokens),
-          static_cast<std::int32_t>(prefix / chunk_tokens)};
 }
 
 // First token of chunk `index` of a sequence; of the one behind its last, its end.
@@ -330,7 +320,7 @@ class Scheduler {
     }
     if (at.sequence != now_.span_of) {
       now_.span_of = at.sequence;
-      now_.span = load_span(p_, at.sequence);
+      now_.span = span_of(p_.chunks.offsets, p_.starts, p_.prefix_lens, p_.wide_index, at.sequence);
     }
     const Span span = now_.span;
     const std::int32_t stop = last ? end.chunk : span.chunks;

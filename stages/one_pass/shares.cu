@@ -12,6 +12,7 @@
 #include "cuda_variant.hpp"
 #include "device/dependent_launch.cuh"
 #include "one_pass/shares.hpp"
+#include "one_pass/span.cuh"
 
 #include <climits>
 #include <cstdint>
@@ -164,13 +165,7 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   share.span = {};
   share.span.first_chunk = row.offsets[n];
   if (n < sequences) {
-    const std::int64_t prefix = device::safe_prefix(p.scan.prefix_lens, p.scan.wide_index, n);
-    share.span = {row.offsets[n],
-                  row.chunks_of(n),
-                  starts[n],
-                  starts[n + 1],
-                  static_cast<std::int32_t>(prefix % chunk_tokens),
-                  static_cast<std::int32_t>(prefix / chunk_tokens)};
+    share.span = span_of(row.offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n);
   }
   table.shares[block] = share;
 }

@@ -362,29 +362,6 @@ using Half = float[rows / 4];  // 64 value columns x 32 tokens
 // States in global memory, the type asked for once a walk rather than once an element: fewer
 // instructions to fetch, for which half heads have no registers.
 
-// f(x, y, at) for the state elements that this thread holds, two rows of d_k at a time: `at` is
-// that of x in a matrix of T.
-template <class T, class F>
-__device__ __forceinline__ void for_each_typed_pair(const device::StateMatrix& matrix, int column,
-                                                    State& state, F&& f) {
-  const int k = threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    T* at = static_cast<T*>(matrix.data) + matrix.offset + k * matrix.k_stride +
-            (column + 8 * h) * matrix.v_stride;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        f(state[half][4 * j + 2 * h], state[half][4 * j + 2 * h + 1], at);
-        at += 8 * matrix.k_stride;
-        // One address at a time: all of them at once would not fit beside the state.
-        asm volatile("" : "+l"(at));
-      }
-    }
-  }
-}
-
 // f.operator()<T>() for the element type of a matrix.
 template <class F>
 __device__ __forceinline__ void with_state_type(const device::StateMatrix& matrix, F&& f) {
@@ -411,9 +388,10 @@ __device__ __forceinline__ void load_typed_state(const device::StatePorts& ports
   }
   const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
   with_state_type(matrix, [&]<class T>() {
-    for_each_typed_pair<T>(matrix, column, state, [&](float& x, float& y, const T* at) {
-      x = static_cast<float>(at[0]);
-      y = static_cast<float>(at[matrix.k_stride]);
+    const T* const data = static_cast<const T*>(matrix.data);
+    for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
+      x = static_cast<float>(data[offset]);
+      y = static_cast<float>(data[offset + matrix.k_stride]);
     });
   });
 }
@@ -423,9 +401,10 @@ __device__ __forceinline__ void store_typed_state(const device::StatePool& pool,
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
   with_state_type(matrix, [&]<class T>() {
-    for_each_typed_pair<T>(matrix, column, state, [&](float x, float y, T* at) {
-      at[0] = static_cast<T>(x);
-      at[matrix.k_stride] = static_cast<T>(y);
+    T* const data = static_cast<T*>(matrix.data);
+    for_each_state_pair(matrix, column, state, [&](float x, float y, std::int64_t offset) {
+      data[offset] = static_cast<T>(x);
+      data[offset + matrix.k_stride] = static_cast<T>(y);
     });
   });
 }
