@@ -184,6 +184,7 @@ if [ "$sanitizer" = yes ]; then
     step "$tool stages" env GDNFLOW_TEST_EXCLUDE=$exclude "${sanitize[@]}" \
       "$programs/gdnflow-test-gpu" --test-case="$small_tests" &
   done
+  # All of them side by side: each keeps the machine busy for a small part of its time.
   wait
   gather
 fi

@@ -12,6 +12,7 @@ namespace gdnflow::device {
 
 /// In a build with GDNFLOW_DELAY_ROLES, sleeps at random, up to two microseconds, in front of each
 /// meeting: roles come in every order that barriers allow, and a missing one shows. Else nothing.
+/// By a whole warp.
 __device__ __forceinline__ void delay_role() {
 #if GDNFLOW_DELAY_ROLES
   std::uint32_t clock;

@@ -27,8 +27,8 @@ __device__ __forceinline__ std::uint32_t address_in(const void* pointer, int ran
 }
 
 /// Arrives at the barrier that lies at `barrier` in block `rank`, behind what this thread has seen.
+/// May be called by one lane, so it does not delay its role, which takes a whole warp.
 __device__ __forceinline__ void arrive_in(const Barrier& barrier, int rank) {
-  delay_role();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(&barrier.word, rank))
                : "memory");
 }

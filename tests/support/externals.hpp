@@ -69,6 +69,13 @@ class Externals {
   const std::map<std::string, HostTensor>& tensors() const noexcept { return tensors_; }
   HostTensor& operator[](const std::string& name) { return tensors_.at(name); }
 
+  /// Of a problem that takes log decays: for the call and the oracle.
+  void set_log_decay(std::int64_t token, std::int64_t head, float value) {
+    const std::int64_t at = token * problem_.v_heads + head;
+    tensors_.at("g").as<float>()[at] = value;
+    oracle_g_.as<float>()[at] = value;
+  }
+
   Bindings bindings() const {
     Bindings list;
     for (const auto& [name, tensor] : tensors_) list.emplace_back(name, tensor.view());
