@@ -21,6 +21,17 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap& m
       : "memory");
 }
 
+/// Copies contiguous memory to shared memory; `barrier` counts the bytes that arrive. Both at
+/// multiples of 16 bytes.
+__device__ __forceinline__ void load_bytes(void* destination, const void* source,
+                                           std::uint32_t bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(destination)),
+      "l"(source), "r"(bytes), "r"(shared_address(&barrier.word))
+      : "memory");
+}
+
 /// Brings a tensor's description to where copies read it. It is a parameter of the kernel.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -479,11 +479,11 @@ using Accumulators = float[rows / 2];               // 64 value columns x 64
 using State = float[2][rows / 2];                   // S^T: 64 value columns x 64 of d_k, twice
 using Fragments = std::uint32_t[steps_of_rows][4];  // 64 value columns x 64 tokens as A operands
 
-// f(x, y, offset) for the state elements that this thread holds, two rows of d_k at a time.
+// f(x, y, offset) for the state elements that a thread holds, two rows of d_k at a time; from row k
+// and column `column` on.
 template <class F>
-__device__ __forceinline__ void for_each_state_pair(const device::StateMatrix& matrix, int column,
-                                                    State& state, F&& f) {
-  const int k = threadIdx.x % 4 * 2;
+__device__ __forceinline__ void for_each_state_pair(const device::StateMatrix& matrix, int k,
+                                                    int column, State& state, F&& f) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     std::int64_t offset = matrix.offset + k * matrix.k_stride + (column + 8 * h) * matrix.v_stride;
@@ -512,20 +512,22 @@ __device__ __forceinline__ void load_state(const device::StatePorts& ports, cons
     return;
   }
   const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
-  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
-    x = device::load_element(matrix.data, matrix.dtype, offset);
-    y = device::load_element(matrix.data, matrix.dtype, offset + matrix.k_stride);
-  });
+  for_each_state_pair(
+      matrix, threadIdx.x % 4 * 2, column, state, [&](float& x, float& y, std::int64_t offset) {
+        x = device::load_element(matrix.data, matrix.dtype, offset);
+        y = device::load_element(matrix.data, matrix.dtype, offset + matrix.k_stride);
+      });
 }
 
 __device__ __forceinline__ void store_state(const device::StatePool& pool, std::int64_t row,
                                             const Work& w, int column, State& state) {
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
-  for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
-    device::store_element(matrix.data, matrix.dtype, offset, x);
-    device::store_element(matrix.data, matrix.dtype, offset + matrix.k_stride, y);
-  });
+  for_each_state_pair(
+      matrix, threadIdx.x % 4 * 2, column, state, [&](float& x, float& y, std::int64_t offset) {
+        device::store_element(matrix.data, matrix.dtype, offset, x);
+        device::store_element(matrix.data, matrix.dtype, offset + matrix.k_stride, y);
+      });
 }
 
 // The checkpoint behind chunk i, if there is one, of a thread's state at `column`.

@@ -137,6 +137,7 @@ bool leaves_cache(const VariantQuery& query) {
 
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
+  const std::int64_t links = option_or(query.options, "segments", 1) != 0 ? blocks : 0;
   const std::int64_t marks =
       max_chunks(query.problem, query.capacity) * query.problem.v_heads * SegmentPlan::parts;
   std::vector<ScratchSpec> pieces{
@@ -145,7 +146,10 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
       {"share_starts", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
       {"share_bounds", blocks * static_cast<std::int64_t>(sizeof(float))},
       {"share_growth", blocks * 4 * static_cast<std::int64_t>(sizeof(float))},
-      {"marks", marks * static_cast<std::int64_t>(sizeof(float))}};
+      {"marks", marks * static_cast<std::int64_t>(sizeof(float))},
+      {"left", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
+      {"link_states", links * state_bytes},
+      {"link_transfers", links * transfer_bytes}};
   if (query.problem.initial_state && query.problem.final_state) {
     pieces.push_back({"waiting", blocks * state_bytes});
   }
@@ -168,6 +172,10 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
   params.share_bounds = scratch.next<float>();
   params.segments.log2_growth = scratch.next<float>();
   params.segments.marks = scratch.next<float>();
+  table.left = scratch.next<std::int32_t>();
+  params.links.left = table.left;
+  params.links.states = scratch.next<float>();
+  params.links.transfers = scratch.next<std::byte>();
   params.rehearses = leaves_cache(query);
   // A head that is cut has a row of its own, by the block that it begins in.
   params.waiting = waiting_states(call, call.scratch.back());

@@ -4,7 +4,12 @@
 // makes out and all roles take from a ring.
 //
 // A share that begins inside a sequence looks back, by the gates alone, for the chunk from which on
-// the past has faded when the share begins; where none is near it walks from the sequence's start.
+// the past has faded when the share begins. Where none is near, the share is linked: it begins with
+// the state that the block in front leaves, and is walked last. If the share lies inside the
+// sequence and the next one is linked, too, it is walked twice more before: from nothing, for what
+// it adds to a state (U), and from the identity without values, for what it makes of one (T). Then
+// the state behind it, T S + U, is there as soon as S is.
+//
 // What keys that are not normalised add to the bound is found on the way, from the diagonal of K
 // K^T, and enters the check: the block that is the last of a sequence's and head's to be done makes
 // it, and where it does not pass computes the head again in one piece.
@@ -24,18 +29,38 @@
 namespace gdnflow::stages::one_pass {
 
 struct Job : Task {
-  enum Kind : int { walk, rehearse, hand_on, end };
+  // leave: stores what the walk in front has ended with. link: leaves T S + U, T as if it were two
+  // chunks.
+  enum Kind : int { walk, rehearse, hand_on, leave, link, end };
+  // Of a walk: from a state; from nothing (U); from the identity and without values (T).
+  enum Part : int { state, added, transfer };
   Kind kind = walk;
-  bool fresh = false;  // no output of chunks in front of it is on its way
-  bool flush = false;  // none is left on its way behind it
-  int number = 0;      // chunks of this block in front of it
-  int outputs = 0;     // more than that
-  int first_mark = 0;  // chunk of the block from which on max |S| is recorded
+  Part part = state;
+  bool linked = false;  // begins with the state that the block in front leaves
+  bool fresh = false;   // no output of chunks in front of it is on its way
+  bool flush = false;   // none is left on its way behind it
+  int number = 0;       // chunks of this block in front of it
+  int outputs = 0;      // more than that
+  int first_mark = 0;   // chunk of the block from which on max |S| is recorded
 };
 
 // How far a block's scheduler is.
 struct Progress {
-  enum Step : int { share, finish_begin, finish_end, end, ended };
+  enum Step : int {
+    share,
+    add,  // of a share that is linked and has one behind it that is
+    leave_added,
+    transfer,
+    leave_transfer,
+    link,
+    look_ahead,  // whether the next share is linked
+    leave,
+    last,  // what is linked is walked
+    finish_begin,
+    finish_end,
+    end,
+    ended
+  };
   Share shares[2];  // this block's and the next one's
   Span span;        // of what comes next,
   int span_of;      // of sequence
@@ -44,6 +69,7 @@ struct Progress {
   std::int64_t left;                       // chunks of the share behind the jobs so far
   int announced, chunks, starts, flushes;  // of jobs so far
   bool found;                              // whether there is another job now
+  bool linked;                             // whether the share is
 };
 
 constexpr int job_stages = 6;
@@ -85,13 +111,13 @@ __device__ __forceinline__ std::int32_t token_of(const Span& span, std::int32_t 
 }
 
 // The nearest chunk of a sequence in front of chunk `begin` where what is older has faded when that
-// begins, else its first, with its initial state; by a warp, eight chunks at a time. A NaN never
-// has faded.
+// begins; or its first, with its initial state, where that is no more than `most_lead` in front;
+// else none (-1). By a warp, eight chunks at a time. A NaN never has faded.
 __device__ __forceinline__ segments::Start look_back(const Params& p, const Span& span,
-                                                     const Place& begin) {
+                                                     const Place& begin, std::int32_t most_lead) {
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const float nothing = -__int_as_float(0x7f800000);
-  const std::int32_t least = max(0, begin.chunk - segments::most_lead);
+  const std::int32_t least = max(0, begin.chunk - most_lead);
   float before = 0.0F;
 #pragma unroll 1
   for (std::int32_t from = begin.chunk - 1; from >= least; from -= 8) {
@@ -123,7 +149,7 @@ __device__ __forceinline__ segments::Start look_back(const Params& p, const Span
     }
     before = __shfl_sync(~0U, sum, 31);
   }
-  return {0, nothing};
+  return {least == 0 ? 0 : -1, nothing};
 }
 
 // A chunk of nothing that leaves nothing, the first job: while the block waits for its share, every
@@ -134,6 +160,8 @@ __device__ __forceinline__ void init_rehearsal(JobRing& ring) {
   job.chunks = job.lead = 1;
   job.from_start = job.to_end = false;
   job.fresh = job.flush = true;
+  job.part = Job::state;
+  job.linked = false;
   job.number = job.outputs = 0;
   job.first_mark = INT_MAX;
 }
@@ -163,18 +191,24 @@ class Scheduler {
       const Progress::Step step = now_.step;
       if (step == Progress::ended) return;
       segments::Start start{now_.at.chunk, 0.0F};
-      if (step == Progress::share && now_.at.chunk > 0) {
-        start = look_back(p_, now_.span, now_.at);
+      const bool ahead = step == Progress::look_ahead;
+      if (ahead || (step == Progress::share && now_.at.chunk > 0)) {
+        const Share& share = now_.shares[ahead ? 1 : 0];
+        start = look_back(p_, now_.span, share.begin, share.most_lead);
         if (rehearses) {
           start.chunk = 0;
-        } else if (is_first_lane()) {
-          p_.share_starts[blockIdx.x] = start.chunk;
+        } else if (!ahead && is_first_lane()) {
+          p_.share_starts[blockIdx.x] = start.chunk < 0 ? now_.at.chunk : start.chunk;
           p_.share_bounds[blockIdx.x] = start.log2_bound;
         }
       }
       // What this block has of a head is visible when every role is done with it.
-      if (step == Progress::finish_begin) wait_for_first();
-      if (step == Progress::finish_end) wait_for_all();
+      if (step == Progress::finish_begin && !now_.linked) {
+        wait_for_first();
+      } else if (step == Progress::link || step == Progress::finish_begin ||
+                 step == Progress::finish_end) {
+        wait_for_all();
+      }
       const int number = now_.announced;
       if (number >= job_stages) wait_done(number - job_stages);
       __syncwarp();
@@ -197,6 +231,7 @@ class Scheduler {
     if (is_first_lane()) {
       now_.announced = now_.chunks = now_.starts = now_.flushes = 1;
       now_.shares[0].begin = now_.at = {0, 0, 1};
+      now_.shares[0].most_lead = 1;
       now_.shares[1].begin = {0, 1, 0};
       now_.span = {};
       now_.span_of = 0;
@@ -224,6 +259,7 @@ class Scheduler {
       now_.span_of = share.begin.sequence;
       now_.at = share.begin;
       now_.step = Progress::share;
+      now_.linked = false;
       now_.announced = now_.chunks = now_.starts = now_.flushes = first_job();
     }
     __syncwarp();
@@ -252,11 +288,46 @@ class Scheduler {
   // follows: the next job, where one is found, in its place in the ring.
   __device__ __forceinline__ void next(const segments::Start& start) {
     now_.found = false;
-    if (now_.step == Progress::share) {
-      next_of_share(start);
-    } else {
-      found(Job::end, now_.at, -1);
-      now_.step = Progress::ended;
+    switch (now_.step) {
+      case Progress::share:
+        start.chunk < 0 ? put_off() : next_of_share(start);
+        break;
+      case Progress::look_ahead:
+        now_.step = start.chunk >= 0      ? behind_others()
+                    : is_linked_through() ? Progress::add
+                                          : Progress::leave;
+        break;
+      case Progress::add:
+        found_part(Job::added);
+        now_.step = Progress::leave_added;
+        break;
+      case Progress::leave_added:
+        found(Job::leave, now_.at, -1).part = Job::added;
+        now_.step = Progress::transfer;
+        break;
+      case Progress::transfer:
+        found_part(Job::transfer);
+        now_.step = Progress::leave_transfer;
+        break;
+      case Progress::leave_transfer:
+        found(Job::leave, now_.at, -1).part = Job::transfer;
+        now_.step = Progress::link;
+        break;
+      case Progress::link:
+        found_link();
+        now_.step = Progress::last;
+        break;
+      case Progress::leave:
+        found(Job::leave, now_.at, -1);
+        now_.step = behind_others();
+        break;
+      case Progress::last:
+        found_last();
+        now_.step = Progress::finish_begin;
+        break;
+      default:
+        found(Job::end, now_.at, -1);
+        now_.step = Progress::ended;
     }
   }
 
@@ -266,6 +337,8 @@ class Scheduler {
     now_.found = true;
     Job& job = ring_.jobs[number % job_stages];
     job.kind = kind;
+    job.part = Job::state;
+    job.linked = false;
     job.sequence = place.sequence;
     job.head = place.head;
     job.qk_head = p_.heads.qk_of(place.head);
@@ -277,7 +350,7 @@ class Scheduler {
 
   // Chunks [from, to) of a head, those in front of `begin.chunk` for the state alone. Cut: other
   // blocks have chunks of the same head; last: no chunks are behind it, as far as is known.
-  __device__ __forceinline__ void found_walk(const Place& begin, const Span& span,
+  __device__ __forceinline__ Job& found_walk(const Place& begin, const Span& span,
                                              std::int32_t from, std::int32_t to, int waiting_row,
                                              bool cut, bool last) {
     const int number = now_.chunks;
@@ -303,10 +376,11 @@ class Scheduler {
     job.chunk.first_token = token;
     job.chunk.tokens = token_of(span, from + 1) - token;
     job.end_token = token_of(span, to);
-    if (chunks == 0) return;
+    if (chunks == 0) return job;
     now_.chunks = number + chunks;
     now_.starts = starts + (fresh ? 1 : 0);
     now_.flushes = flushes + (last ? 1 : 0);
+    return job;
   }
 
   __device__ __forceinline__ void next_of_share(const segments::Start& start) {
@@ -315,7 +389,7 @@ class Scheduler {
     const Place at = now_.at;
     const bool last = same_head(at, end);
     if (last && at.chunk == end.chunk) {
-      now_.step = begin.chunk > 0 ? Progress::finish_begin : Progress::end;
+      now_.step = begin.chunk > 0 ? behind_others() : Progress::end;
       return;
     }
     if (at.sequence != now_.span_of) {
@@ -327,19 +401,70 @@ class Scheduler {
     const std::int64_t left = now_.left - (stop - at.chunk);
     now_.left = left;
     if (last) {
-      now_.step = Progress::finish_begin;
+      now_.step = Progress::look_ahead;
     } else {
-      const bool same_sequence = at.head + 1 < p_.heads.v;
-      now_.at = {same_sequence ? at.sequence : at.sequence + 1, same_sequence ? at.head + 1 : 0, 0};
+      now_.at = next_head(at);
     }
     const bool inside = at.chunk > 0;
-    const std::int32_t row = inside && p_.waiting.data != nullptr ? now_.shares[0].first_block : -1;
+    const std::int32_t row = inside ? waiting_row() : -1;
     // A role waits inside a job for the next one's chunk. Where empty sequences come first, which
     // need places in the ring, too, nothing is to be on its way.
     const bool empty_next =
         left > 0 && !last && at.head + 1 == p_.heads.v &&
         p_.chunks.offsets[at.sequence + 1] == p_.chunks.offsets[at.sequence + 2];
     found_walk(at, span, start.chunk, stop, row, inside || last, left == 0 || empty_next);
+  }
+
+  __device__ __forceinline__ Place next_head(const Place& at) const {
+    const bool same_sequence = at.head + 1 < p_.heads.v;
+    return {same_sequence ? at.sequence : at.sequence + 1, same_sequence ? at.head + 1 : 0, 0};
+  }
+  // Of a final state behind a begin inside a sequence.
+  __device__ __forceinline__ std::int32_t waiting_row() const {
+    return p_.waiting.data != nullptr ? now_.shares[0].first_block : -1;
+  }
+
+  // Shares that are linked.
+
+  // Where the share's first head ends, or the share.
+  __device__ __forceinline__ std::int32_t end_of_first() const {
+    return is_linked_through() ? now_.shares[1].begin.chunk : now_.shares[0].span.chunks;
+  }
+  // Whether the next share begins inside the same head.
+  __device__ __forceinline__ bool is_linked_through() const {
+    return now_.linked && same_head(now_.shares[0].begin, now_.shares[1].begin);
+  }
+  __device__ __forceinline__ Progress::Step behind_others() const {
+    return now_.linked ? Progress::last : Progress::finish_begin;
+  }
+  // Other heads come first: for the end of the last one the next block may wait.
+  __device__ __forceinline__ void put_off() {
+    now_.linked = true;
+    if (is_linked_through()) {
+      now_.step = Progress::look_ahead;
+      return;
+    }
+    now_.left -= end_of_first() - now_.at.chunk;
+    now_.at = next_head(now_.at);
+  }
+  // All of the share's chunks, for the state alone; nothing is on its way behind.
+  __device__ __forceinline__ void found_part(Job::Part part) {
+    const std::int32_t from = now_.shares[0].begin.chunk;
+    const Place end = now_.shares[1].begin;
+    Job& job = found_walk(end, now_.shares[0].span, from, end.chunk, -1, false, true);
+    job.part = part;
+    if (part == Job::transfer) job.first_column = dim;  // past the end of v copies give zeros
+  }
+  __device__ __forceinline__ void found_link() {
+    const Place begin = now_.shares[0].begin;
+    Span span{};
+    span.chunks = 4;  // of which two, neither the first nor the last
+    found_walk({begin.sequence, begin.head, 3}, span, 1, 3, -1, false, true).kind = Job::link;
+  }
+  __device__ __forceinline__ void found_last() {
+    const Place begin = now_.shares[0].begin;
+    found_walk(begin, now_.shares[0].span, begin.chunk, end_of_first(), waiting_row(), true, true)
+        .linked = true;
   }
 
   // Whether the share of `block` holds: what it cut off is below the resolution of what it has.

@@ -13,6 +13,7 @@
 #include "device/dependent_launch.cuh"
 #include "one_pass/shares.hpp"
 #include "one_pass/span.cuh"
+#include "segments/plan.hpp"
 
 #include <climits>
 #include <cstdint>
@@ -24,6 +25,8 @@ namespace {
 constexpr std::int32_t change_cost = 1;
 // and in front of a share that begins inside one.
 constexpr std::int32_t lead_cost = 11;
+// What a link costs beside walking the share twice more.
+constexpr std::int32_t link_cost = 8;
 // A share that would begin so little behind a sequence's start begins there.
 constexpr std::int32_t least_inside = 5;
 
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   const auto block = static_cast<std::int32_t>(threadIdx.x);  // of the walk
   const auto sequences = static_cast<std::int32_t>(p.scan.sequences);
   const bool few = sequences <= Shared::sequences;
-  if (block < table.blocks) table.finished[block] = 0;
+  if (block < table.blocks) table.finished[block] = table.left[block] = 0;
   if (block < 2) shared.longest[block] = 0;
   const auto keep = [&](const scan::Sequence& sequence) {
     if (!few) return;
@@ -162,10 +165,14 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
     ++share.last_block;
   }
   const std::int32_t n = share.begin.sequence;
+  share.most_lead = 0;
   share.span = {};
   share.span.first_chunk = row.offsets[n];
   if (n < sequences) {
     share.span = span_of(row.offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n);
+    const std::int32_t end =
+        begins_inside(block + 1) ? shared.places[block + 1].chunk : share.span.chunks;
+    share.most_lead = min(2 * (end - share.begin.chunk) + link_cost, segments::most_lead);
   }
   table.shares[block] = share;
 }

@@ -31,6 +31,7 @@ struct Share {
   std::int32_t first_block;  ///< where it begins inside a sequence: the block that this sequence
                              ///< and head begins in,
   std::int32_t last_block;   ///< and the last one that begins inside it
+  std::int32_t most_lead;    ///< chunks in front of a begin inside that cost less than a link
   Span span;                 ///< the sequence; of the end `first_chunk` alone
 };
 
@@ -40,6 +41,7 @@ struct ShareTable {
 
   Share* shares = nullptr;           ///< [B+1]; the last is the end
   std::int32_t* finished = nullptr;  ///< [B]: set to zero
+  std::int32_t* left = nullptr;      ///< [B]: set to zero
   std::int32_t blocks = 0;           ///< B, at most `most_blocks`
   std::int32_t heads = 0;            ///< Hv
   bool cuts = false;                 ///< whether shares may begin inside a sequence

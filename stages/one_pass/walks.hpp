@@ -17,6 +17,15 @@ struct HalfParams : Params {
   float* log2_bounds;
 };
 
+inline constexpr std::int64_t transfer_bytes = 4 * dim * dim;
+
+// How the state goes from a share to the next one of a head whose past does not fade.
+struct Links {
+  float* states;         // [B, d_v, d_k]: what a share adds to the state, then that behind it
+  std::byte* transfers;  // [B, transfer_bytes]: what a share makes of the state in front of it
+  std::int32_t* left;    // [B]: whether `states` has the state behind the share
+};
+
 struct WholeParams : Params {
   const Share* shares;         // [B+1]
   std::int32_t* finished;      // [B]: blocks done with the sequence and head that begins in one and
@@ -24,6 +33,7 @@ struct WholeParams : Params {
   std::int32_t* share_starts;  // [B]: chunk of the sequence from which on a share that begins
                                // inside one is walked
   float* share_bounds;         // [B]: log2 of what remains of the past there, by the gates alone
+  Links links;
   bool rehearses;              // whether instructions are fetched ahead of the first chunk
 };
 

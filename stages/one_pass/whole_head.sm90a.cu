@@ -103,6 +103,7 @@ enum Meeting : int {
   among_preparing = 1,
   pair_stored,                  // two warps of the preparing group each
   pair_made = pair_stored + 2,  // the same
+  state_left = pair_made + 2,   // both state groups
 };
 
 // Where chunk i of a block lies in a ring: nothing more to keep in registers than its number.
@@ -186,7 +187,19 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
   Slot slot;
   Slot pair;
   const auto walk = [&](const Job& w) {
-    if (w.kind == Job::hand_on || w.chunks == 0) return;
+    if (w.chunks == 0) return;
+    if (w.kind == Job::link) {
+      for (int left = w.chunks; left > 0; --left) {
+        shared.full_keys[slot.index].wait(slot.phase);
+        shared.empty_keys[slot.index].arrive();
+        shared.used[pair.index].wait(pair.phase ^ 1);
+        shared.scored[pair.index].arrive();
+        shared.solved[pair.index].arrive();
+        slot.advance(Shape::key_stages);
+        pair.advance(Shape::pair_stages);
+      }
+      return;
+    }
     float log2_growth = 0.0F;
     const int behind_lead = w.chunks - w.lead;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
@@ -319,7 +332,7 @@ __device__ void store_outputs(const WholeParams& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
   Slot slot;
   for_each_job(shared.ring, [&](const Job& w) {
-    if (w.kind == Job::hand_on || w.chunks == 0) return;
+    if (w.chunks == 0) return;
     const auto next = [&](auto&& store) {
       shared.written[slot.index].wait(slot.phase);
       store();
@@ -357,6 +370,20 @@ __device__ __forceinline__ int state_thread() {
   return number - 2 * group_threads;
 }
 
+// Of d_k, the first that it has of a state; and the column.
+__device__ __forceinline__ int state_row() { return state_thread() % 4 * 2; }
+__device__ __forceinline__ int state_column() {
+  const int thread = state_thread();
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// This block's number, in the same way.
+__device__ __forceinline__ int block_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(number));
+  return number;
+}
+
 using Half = float[rows / 4];  // 64 value columns x 32 tokens
 
 // States in global memory, the type asked for once a walk rather than once an element: fewer
@@ -389,10 +416,11 @@ __device__ __forceinline__ void load_typed_state(const device::StatePorts& ports
   const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
   with_state_type(matrix, [&]<class T>() {
     const T* const data = static_cast<const T*>(matrix.data);
-    for_each_state_pair(matrix, column, state, [&](float& x, float& y, std::int64_t offset) {
-      x = static_cast<float>(data[offset]);
-      y = static_cast<float>(data[offset + matrix.k_stride]);
-    });
+    for_each_state_pair(matrix, state_row(), column, state,
+                        [&](float& x, float& y, std::int64_t offset) {
+                          x = static_cast<float>(data[offset]);
+                          y = static_cast<float>(data[offset + matrix.k_stride]);
+                        });
   });
 }
 
@@ -402,20 +430,118 @@ __device__ __forceinline__ void store_typed_state(const device::StatePool& pool,
   const device::StateMatrix matrix = pool.matrix(row, w.head);
   with_state_type(matrix, [&]<class T>() {
     T* const data = static_cast<T*>(matrix.data);
-    for_each_state_pair(matrix, column, state, [&](float x, float y, std::int64_t offset) {
-      data[offset] = static_cast<T>(x);
-      data[offset + matrix.k_stride] = static_cast<T>(y);
-    });
+    for_each_state_pair(matrix, state_row(), column, state,
+                        [&](float x, float y, std::int64_t offset) {
+                          data[offset] = static_cast<T>(x);
+                          data[offset + matrix.k_stride] = static_cast<T>(y);
+                        });
   });
+}
+
+// States between shares: fp32, d_k contiguous.
+using LinkType = __nv_bfloat16;  // of the parts of T and S, whatever the activations' type
+
+__device__ __forceinline__ device::StateMatrix link_state(const WholeParams& p, int block) {
+  return {p.links.states, DType::f32, block * state_elements, 1, dim};
+}
+__device__ __forceinline__ void load_link_state(const device::StateMatrix& matrix, int column,
+                                                State& state) {
+  const auto* const data = static_cast<const float*>(matrix.data);
+  for_each_state_pair(matrix, state_row(), column, state,
+                      [&](float& x, float& y, std::int64_t offset) {
+                        const float2 pair = __ldcg(reinterpret_cast<const float2*>(data + offset));
+                        x = pair.x;
+                        y = pair.y;
+                      });
+}
+__device__ __forceinline__ void store_link_state(const device::StateMatrix& matrix, int column,
+                                                 State& state) {
+  auto* const data = static_cast<float*>(matrix.data);
+  for_each_state_pair(matrix, state_row(), column, state,
+                      [&](float x, float y, std::int64_t offset) {
+                        *reinterpret_cast<float2*>(data + offset) = {x, y};
+                      });
+}
+// By a warp.
+__device__ __forceinline__ void wait_for_front(const WholeParams& p) {
+  const std::int32_t* const front = p.links.left + block_number() - 1;
+  // By a vote, so that the loop is uniform for the compiler, too.
+  int left = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(left) : "l"(front) : "memory");
+  } while (!__any_sync(~0U, left != 0));
+}
+// For the next block, by both state groups.
+__device__ __forceinline__ void leave_state(const WholeParams& p, State& state) {
+  store_link_state(link_state(p, block_number()), state_column(), state);
+  device::named_sync(state_left, Shape::groups * group_threads);
+  if (state_thread() == 0) {
+    __threadfence();
+    asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(p.links.left + block_number())
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void make_identity(int column, State& state) {
+  // Offsets that are zero on the diagonal.
+  const device::StateMatrix diagonal{nullptr, DType::f32, 0, 1, -1};
+  for_each_state_pair(diagonal, state_row(), column, state,
+                      [&](float& x, float& y, std::int64_t offset) {
+                        x = offset == 0 ? 1.0F : 0.0F;
+                        y = offset == -1 ? 1.0F : 0.0F;
+                      });
+}
+// x and y in two parts of 16 bits each.
+__device__ __forceinline__ uint2 split(float x, float y) {
+  const std::uint32_t high = device::pack<LinkType>(x, y);
+  const float2 rounded = device::unpack<LinkType>(high);
+  return {high, device::pack<LinkType>(x - rounded.x, y - rounded.y)};
+}
+// T, which the state groups have as if it were a state, for `link` to load: the high parts and then
+// the low ones, each as two tiles of keys, whose tokens are the columns.
+__device__ __forceinline__ void store_transfer(const WholeParams& p, int column, State& state) {
+  const int swizzle = column % 8 << 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int v = column + 8 * h;
+    std::byte* to = p.links.transfers + block_number() * transfer_bytes +
+                    v / rows * 2 * panel_bytes + v % rows * 128 + state_row() * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint2 parts = split(state[half][4 * j + 2 * h], state[half][4 * j + 2 * h + 1]);
+        std::byte* const at = to + ((j << 4) ^ swizzle);
+        *reinterpret_cast<std::uint32_t*>(at) = parts.x;
+        *reinterpret_cast<std::uint32_t*>(at + transfer_bytes / 2) = parts.y;
+        // One address at a time, as in for_each_state_pair.
+        asm volatile("" : "+l"(to));
+      }
+      to += panel_bytes;
+    }
+  }
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+// The same parts to where chunks come to, one as if it were a chunk; by a warp.
+__device__ __forceinline__ void produce_transfer(const WholeParams& p, Shared& shared, Slot& slot) {
+  const std::byte* from = p.links.transfers + blockIdx.x * transfer_bytes;
+  for (int part = 0; part < 2; ++part) {
+    Barrier& full = shared.full_keys[slot.index];
+    shared.empty_keys[slot.index].wait(slot.phase ^ 1);
+    if (threadIdx.x % 32 == 0) {
+      full.arrive_expect(transfer_bytes / 2);
+      device::load_bytes(shared.keys[slot.index].k, from, 2 * panel_bytes, full);
+      device::load_bytes(shared.queries[slot.index].q, from + 2 * panel_bytes, 2 * panel_bytes,
+                         full);
+      from += transfer_bytes / 2;
+    }
+    full.arrive();
+    slot.advance(Shape::key_stages);
+  }
 }
 
 template <class Element, bool Checkpoints>
 __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
   constexpr int held = Shape::held_factors;
-  const auto column = [] {
-    const int thread = state_thread();
-    return thread / 32 * 16 + thread % 32 / 4;
-  };
   const std::uint32_t value_offset =
       kept(static_cast<int>(value_address_offset(state_thread()) + group * panel_bytes));
 
@@ -480,14 +606,98 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     device::fence_async_proxy();
     shared.written[i % Shape::output_stages].arrive();
   };
+  // Leaves T S + U, S that of the block in front: three products of parts, for the precision of
+  // fp32.
+  const auto link = [&](const Job& w) {
+    asm volatile("" : "+r"(i));  // so that no address is made ahead of jobs and kept
+    int stage[2];
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const int output = i + part + w.outputs;
+      wait_stored(output);
+      copy_output(output);
+      announce_output(output);
+      const Slot slot = slot_of<Shape::key_stages>(i + part);
+      shared.full_keys[slot.index].wait(slot.phase);
+      stage[part] = slot.index;
+    }
+    // Twice: the blocks of a head wait for each other, so that instructions should be there when S
+    // is.
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      std::uint32_t high[steps_of_dim][4], low[steps_of_dim][4];
+      State front;
+      load_link_state(link_state(p, block_number()), state_column(), state);
+      if (pass == 1) wait_for_front(p);
+      load_link_state(link_state(p, block_number() - pass), state_column(), front);
+#pragma unroll
+      for (int step = 0; step < steps_of_dim; ++step) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* const x = &front[step / 4][step % 4 * 8 + 2 * e];
+          const uint2 parts = split(x[0], x[1]);
+          high[step][e] = parts.x;
+          low[step][e] = parts.y;
+        }
+      }
+      const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage) {
+        const std::uint64_t t[2] = {
+            device::descriptor_mn_major(device::shared_address(shared.keys[stage].k), panel_bytes),
+            device::descriptor_mn_major(device::shared_address(shared.queries[stage].q),
+                                        panel_bytes)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int step = 0; step < steps_of_dim; ++step) {
+            device::wgmma_step<LinkType, true>(
+                state[half], x[step],
+                device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
+          }
+        }
+      };
+      device::wgmma_fence();
+      multiply(low, stage[0]);
+      multiply(high, stage[0]);
+      multiply(high, stage[1]);
+      device::wgmma_commit();
+      device::wgmma_wait<0>();
+      device::hold(state[0]);
+      device::hold(state[1]);
+    }
+    leave_state(p, state);
+#pragma unroll
+    for (int part = 0; part < 2; ++part, ++i) {
+      shared.empty_keys[stage[part]].arrive();
+      shared.used[slot_of<Shape::pair_stages>(i).index].arrive();
+    }
+  };
   const auto walk = [&](const Job& w) {
     if (w.kind == Job::hand_on) {
       hand_state_on<Shape>(p, w, state_thread(), Shape::groups * group_threads);
       return;
     }
-    load_typed_state(p.state, w, column(), state);
+    if (w.kind == Job::leave) {
+      if (w.part == Job::transfer) {
+        store_transfer(p, state_column(), state);
+      } else if (w.part == Job::added) {
+        store_link_state(link_state(p, block_number()), state_column(), state);
+      } else {
+        leave_state(p, state);
+      }
+      return;
+    }
+    if (w.kind == Job::link) {
+      link(w);
+    } else if (w.part == Job::transfer) {
+      make_identity(state_column(), state);
+    } else if (w.linked) {
+      wait_for_front(p);
+      load_link_state(link_state(p, block_number() - 1), state_column(), state);
+    } else {
+      load_typed_state(p.state, w, state_column(), state);
+    }
 #pragma unroll 1
-    for (const int end = i + w.chunks; i < end; ++i) {
+    for (const int end = w.number + w.chunks; i < end; ++i) {
       const int quad = value_offset / 128 % 4;  // the thread's number % 4
       const Slot slot = slot_of<Shape::key_stages>(i);
       const Slot pair = slot_of<Shape::pair_stages>(i);
@@ -684,7 +894,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       shared.empty_keys[slot.index].arrive();
       if constexpr (Checkpoints) {
         const int number = i - w.number;
-        if (number >= w.lead) store_checkpoint(p, w, number, column(), state);
+        if (number >= w.lead) store_checkpoint(p, w, number, state_column(), state);
       }
     }
     if (w.flush) {
@@ -695,9 +905,9 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     }
     if (!w.to_end) return;
     if (w.waiting_row >= 0) {
-      store_typed_state(p.waiting, w.waiting_row, w, column(), state);
+      store_typed_state(p.waiting, w.waiting_row, w, state_column(), state);
     } else {
-      store_typed_state(p.state.final, p.state.final_row(w.sequence), w, column(), state);
+      store_typed_state(p.state.final, p.state.final_row(w.sequence), w, state_column(), state);
     }
   };
   for_each_job(shared.ring, walk);
@@ -730,6 +940,8 @@ __global__ void __launch_bounds__(Shape::threads, 1)
       for_each_job(shared.ring, [&](const Job& w) {
         if (w.kind == Job::walk) {
           produce_keys<Shape>(p, w, shared, slot);
+        } else if (w.kind == Job::link) {
+          produce_transfer(p, shared, slot);
         } else if (w.kind == Job::rehearse) {
           if (threadIdx.x == 0) shared.full_keys[slot.index].arrive();
           shared.full_keys[slot.index].arrive();
