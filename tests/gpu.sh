@@ -9,7 +9,8 @@
 # --delays     the GPU's tests again, of kernels whose roles are delayed at random, and whether every
 #              kernel gives the same bits as without delays
 # --sanitizer  the four tools of compute-sanitizer, on small shapes
-# --bench      gdnflow-ablate on the standard cases, into OUTPUT/<gpu>.csv
+# --bench      gdnflow-ablate on the standard cases, into OUTPUT/<gpu>.csv, and with
+#              --mode batch_invariant into OUTPUT/<gpu>_batch_invariant.csv
 #              (none of the four: all of them, in this order)
 # --full       the long form of the tests
 # --bin DIR    programs built elsewhere (the preset `portable`), in place of building here; those
@@ -202,6 +203,9 @@ if [ "$bench" = yes ]; then
   step "bench" "$programs/gdnflow-ablate" --device cuda --results "$output/$name.csv" \
     --commit "$commit"
   cat build/gpu-bench.log
+  step "bench batch_invariant" "$programs/gdnflow-ablate" --device cuda --pipelines auto \
+    --mode batch_invariant --results "$output/${name}_batch_invariant.csv" --commit "$commit"
+  cat "build/gpu-bench-batch-invariant.log"
   gather
 fi
 

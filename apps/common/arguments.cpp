@@ -4,6 +4,7 @@
 
 #include "common/csv.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <filesystem>
@@ -197,7 +198,11 @@ void add_problem_options(po::options_description& options) {
       "which q/k head a value head reads: grouped (h / ratio) or interleaved (h % qk_heads)")(
       "qk-norm", po::bool_switch(), "L2-normalise q and k first")(
       "scale", po::value<float>()->default_value(0.0F, "1/sqrt(d_k)")->value_name("X"),
-      "factor of q k^T");
+      "factor of q k^T")("mode",
+                         po::value<std::string>()->default_value("fastest")->value_name("MODE"),
+                         "fastest, or batch_invariant: a sequence has the same bits in any batch")(
+      "model-v-heads", po::value<std::int64_t>()->default_value(0, "those given")->value_name("N"),
+      "with batch_invariant: value heads of the whole model, of which these are a shard");
 }
 
 void apply_problem_options(const po::variables_map& arguments, Device device, Problem& problem) {
@@ -212,6 +217,11 @@ void apply_problem_options(const po::variables_map& arguments, Device device, Pr
   problem.state_layout =
       parse_choice<StateLayout>("state-layout", text(arguments, "state-layout"), layouts);
   problem.head_map = parse_choice<HeadMap>("head-map", text(arguments, "head-map"), maps);
+  constexpr std::array modes{Mode::fastest, Mode::batch_invariant};
+  problem.mode = parse_choice<Mode>("mode", text(arguments, "mode"), modes);
+  constexpr std::int64_t most_heads = std::numeric_limits<std::int32_t>::max();
+  problem.model_v_heads =
+      static_cast<std::int32_t>(std::min(count(arguments, "model-v-heads", 0), most_heads));
   problem.qk_norm = flag(arguments, "qk-norm");
   problem.scale = arguments["scale"].as<float>();
   // Zero, and what rounds to it, would stand for the default.

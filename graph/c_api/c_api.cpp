@@ -134,11 +134,11 @@ const T& find_named(const std::array<T, N>& all, std::string_view T::*name, std:
 struct Field {
   using Member = std::variant<std::int32_t Problem::*, bool Problem::*, float Problem::*,
                               DType Problem::*, StateLayout Problem::*, HeadMap Problem::*,
-                              GateForm Problem::*, BetaForm Problem::*>;
+                              GateForm Problem::*, BetaForm Problem::*, Mode Problem::*>;
   std::string_view name;
   Member member;
 };
-const std::array<Field, 23> fields{{
+const std::array<Field, 25> fields{{
     {"qk_heads", &Problem::qk_heads},
     {"v_heads", &Problem::v_heads},
     {"qk_dim", &Problem::qk_dim},
@@ -162,6 +162,8 @@ const std::array<Field, 23> fields{{
     {"checkpoint_interval", &Problem::checkpoint_interval},
     {"checkpoint_state_indices", &Problem::checkpoint_state_indices},
     {"zero_padding", &Problem::zero_padding},
+    {"mode", &Problem::mode},
+    {"model_v_heads", &Problem::model_v_heads},
 }};
 
 template <class T>
@@ -224,6 +226,9 @@ void parse(std::string_view text, std::string_view name, GateForm& to) {
 }
 void parse(std::string_view text, std::string_view name, BetaForm& to) {
   parse_choice(text, name, {BetaForm::ready, BetaForm::logit}, to);
+}
+void parse(std::string_view text, std::string_view name, Mode& to) {
+  parse_choice(text, name, {Mode::fastest, Mode::batch_invariant}, to);
 }
 
 // ---------------------------------------------------------------------------------------------

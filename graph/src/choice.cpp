@@ -93,7 +93,10 @@ bool never_cuts(const VariantOverrides& overrides) {
   });
 }
 
-std::string basis_of(const DeviceInfo& device, const CostTable* table) {
+std::string basis_of(const Problem& problem, const DeviceInfo& device, const CostTable* table) {
+  if (problem.mode == Mode::batch_invariant) {
+    return "none in batch_invariant mode: the first that can run is taken, whatever the capacity";
+  }
   if (device.device.type == DeviceType::host) {
     return "none on the host: the first that can run is taken";
   }
@@ -127,10 +130,11 @@ Choice choose(const Problem& problem, const Capacity& capacity, const DeviceInfo
               const VariantOverrides& overrides, std::span<const CostTable> tables,
               const Registry& registry) {
   validate(problem, capacity);
-  const CostTable* const table = cost_table_for(device, tables);
+  const CostTable* const table =
+      problem.mode == Mode::batch_invariant ? nullptr : cost_table_for(device, tables);
   Choice choice;
   choice.assumption = assumption_of(problem, capacity);
-  choice.basis = basis_of(device, table);
+  choice.basis = basis_of(problem, device, table);
   std::set<std::string> seen;
   for (const Recipe* recipe : by_preference()) {
     Candidate given;

@@ -96,6 +96,7 @@ class Composer {
 
   /// Whether the kernel that overrides leave in place cuts sequences.
   bool segments_are_used() const {
+    if (problem_.mode == Mode::batch_invariant) return false;
     const auto found = overrides_.find("fused_prefill");
     return found == overrides_.end() || (found->second.id == cutting_variant &&
                                          option_or(found->second.options, "segments", 1) != 0);

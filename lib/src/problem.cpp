@@ -27,7 +27,7 @@ auto fields(const Problem& p) noexcept {
                     p.state_layout, p.head_map, p.gate, p.beta, p.qk_norm, p.scale, p.cu_seqlens,
                     p.prefix_lens, p.initial_state, p.final_state, p.state_indices,
                     p.output_state_indices, p.has_initial_state, p.checkpoint_interval,
-                    p.checkpoint_state_indices, p.zero_padding);
+                    p.checkpoint_state_indices, p.zero_padding, p.mode, p.model_v_heads);
 }
 
 }  // namespace
@@ -54,6 +54,10 @@ std::string_view to_string(GateForm form) noexcept {
 
 std::string_view to_string(BetaForm form) noexcept {
   return form == BetaForm::ready ? "ready" : "logit";
+}
+
+std::string_view to_string(Mode mode) noexcept {
+  return mode == Mode::fastest ? "fastest" : "batch_invariant";
 }
 
 float Problem::effective_scale() const noexcept {
@@ -106,6 +110,13 @@ void validate(const Problem& p) {
   if (p.output_state_indices && !p.final_state) {
     refuse("output_state_indices", "final_state to be set with it", "it unset");
   }
+  if (p.model_v_heads != 0 && p.mode != Mode::batch_invariant) {
+    refuse("model_v_heads", "mode batch_invariant with it", std::string(to_string(p.mode)));
+  }
+  if (p.model_v_heads != 0 && p.model_v_heads < p.v_heads) {
+    refuse("model_v_heads", fmt::format("0 or at least v_heads ({})", p.v_heads),
+           fmt::to_string(p.model_v_heads));
+  }
   if (p.checkpoint_state_indices && p.checkpoint_interval == 0) {
     refuse("checkpoint_state_indices", "a checkpoint_interval with it", "0");
   }
@@ -152,6 +163,8 @@ std::string to_string(const Problem& p) {
   add(p.checkpoint_interval != 0, fmt::format("checkpoints every {}", p.checkpoint_interval));
   add(p.checkpoint_state_indices, "checkpoint indices");
   add(p.zero_padding, "zeroed padding");
+  add(p.mode == Mode::batch_invariant, "batch invariant");
+  add(p.model_v_heads != 0, fmt::format("of {} value heads", p.model_v_heads));
   return text;
 }
 

@@ -132,6 +132,7 @@ struct TokenGates {
 inline int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
+  if (query.problem.mode == Mode::batch_invariant) return 64;
   if (query.problem.v_dim == 64) return 64;
   const std::int64_t heads = query.capacity.max_sequences * query.problem.v_heads;
   const std::int64_t width = query.device.multiprocessors > 0 ? query.device.multiprocessors : 1;

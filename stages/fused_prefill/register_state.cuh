@@ -1074,7 +1074,7 @@ inline OptionSpec segments_option() {
 
 /// Whether sequences are cut: where halves of the heads leave room for two segments of each.
 inline bool segmented(const VariantQuery& query) {
-  return option_or(query.options, "segments", 1) != 0 &&
+  return query.problem.mode == Mode::fastest && option_or(query.options, "segments", 1) != 0 &&
          segments::useful_segments(query.problem, query.device) > 1;
 }
 
@@ -1093,8 +1093,9 @@ inline std::vector<ScratchSpec> segment_scratch(const VariantQuery& query) {
   std::vector<ScratchSpec> scratch{
       {"marks", marks * problem.v_heads * SegmentPlan::parts * static_cast<int>(sizeof(float))}};
   if (problem.initial_state && problem.final_state) {
-    scratch.push_back({"waiting", segments::useful_segments(problem, query.device) *
-                                      problem.v_heads * state_bytes});
+    const std::int64_t cuts =
+        segments::slot_count(problem, query.capacity, query.device) - query.capacity.max_sequences;
+    scratch.push_back({"waiting", cuts * problem.v_heads * state_bytes});
   }
   return scratch;
 }

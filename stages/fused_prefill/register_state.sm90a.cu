@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
+  if (query.problem.mode == Mode::batch_invariant) return group_columns;
   if (segmented(query)) return group_columns;
   // The width that should finish first: a half's chunk takes about 4/7 of the time of a whole one.
   const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;

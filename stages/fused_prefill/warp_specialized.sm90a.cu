@@ -565,6 +565,7 @@ __global__ void __launch_bounds__(block_threads, 1)
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
+  if (query.problem.mode == Mode::batch_invariant) return 64;
   // Whole heads when they fill the machine; halves of the chain's length when they do not.
   const std::int64_t tasks = query.capacity.max_sequences * query.problem.v_heads;
   return 2 * tasks > query.device.multiprocessors ? dim : 64;

@@ -69,7 +69,8 @@ __device__ bool find_segment(const HalfParams& p, PlanStorage<Shape>& shared, in
       return segments::sum_of_warp(sum) * device::log2_e;
     });
   };
-  const std::int32_t count = segments::Cut{*p.longest_segment}.segments(chunks);
+  const segments::Cuts cuts{{*p.longest_segment}, p.segments_alone};
+  const std::int32_t count = cuts.segments(chunks);
   task.sequence = slot.sequence;
   const segments::Start start = start_of(slot.begin);
   task.entry = std::int64_t{number} * p.heads.v + task.head;

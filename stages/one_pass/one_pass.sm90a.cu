@@ -37,6 +37,7 @@ class ScratchReader {
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
   if (chosen != 0) return static_cast<int>(chosen);
+  if (query.problem.mode == Mode::batch_invariant) return group_columns;
   // What should be done first: a half's chunk takes about two thirds of the time of a whole one.
   const std::int64_t sequences = std::max<std::int64_t>(query.capacity.max_sequences, 1);
   const std::int64_t chunks = ceil_div(query.capacity.max_tokens, chunk_tokens * sequences);
@@ -60,8 +61,12 @@ int value_tile(const VariantQuery& query) {
 /// Whether sequences are cut: where there is room for more segments than sequences, or where whole
 /// sequences side by side leave more than an eighth of the machine idle.
 bool is_cut(const VariantQuery& query) {
+  if (option_or(query.options, "segments", 1) == 0) return false;
+  if (query.problem.mode == Mode::batch_invariant) {
+    return segments::segments_alone(query.problem) > 1;
+  }
   const std::int64_t useful = segments::useful_segments(query.problem, query.device);
-  if (option_or(query.options, "segments", 1) == 0 || useful == 1) return false;
+  if (useful == 1) return false;
   const std::int64_t sequences = query.capacity.max_sequences;
   return useful > sequences ||
          8 * sequences * query.problem.v_heads * 2 <= 7 * query.device.multiprocessors;
@@ -94,6 +99,8 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
     SlotTable table;
     table.useful =
         static_cast<std::int32_t>(segments::useful_segments(query.problem, query.device));
+    table.alone = params.segments_alone =
+        static_cast<std::int32_t>(segments::segments_alone(query.problem));
     table.slot_count = static_cast<std::int32_t>(slots_of(query));
     table.slots = scratch.next<segments::Slot>();
     params.segment_starts = scratch.next<std::int32_t>();
@@ -189,6 +196,11 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
 // ---------------------------------------------------------------------------------------------
 
 Support supports(const VariantQuery& query) {
+  if (query.problem.mode == Mode::batch_invariant && value_tile(query) == dim) {
+    return Support::no(
+        "value_tile: expected 64 with mode batch_invariant, got 128, whose shares depend on the "
+        "whole call");
+  }
   const std::int64_t blocks =
       value_tile(query) == dim ? share_blocks(query) : 2 * slots_of(query) * query.problem.v_heads;
   return supports_sm90(query, blocks);

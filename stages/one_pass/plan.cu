@@ -35,9 +35,10 @@ __global__ void __launch_bounds__(scan::Config::threads)
   const segments::Sequences sequences{p.scan.chunk_offsets,
                                       static_cast<std::int32_t>(p.scan.sequences),
                                       end.before.sequences, table.useful};
-  const segments::Cut cut = Plan::cut(sequences, shared.plan);
+  const segments::Cut cut =
+      table.alone != 0 ? segments::Cut::none() : Plan::cut(sequences, shared.plan);
   if (threadIdx.x == 0) *table.longest = cut.length;
-  Plan::write_slots(sequences, cut, table.slots, table.slot_count, shared.plan);
+  Plan::write_slots(sequences, {cut, table.alone}, table.slots, table.slot_count, shared.plan);
 }
 
 }  // namespace

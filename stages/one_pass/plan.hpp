@@ -12,6 +12,7 @@ namespace gdnflow::stages::one_pass {
 /// What the walk over the chunks needs besides the scan over the sequences where these are cut.
 struct SlotTable {
   std::int32_t useful = 0;          ///< segments that fill the machine
+  std::int32_t alone = 0;           ///< segments_alone
   segments::Slot* slots = nullptr;  ///< [NS]
   std::int32_t slot_count = 0;      ///< NS
   std::int32_t* longest = nullptr;  ///< [1]: chunks of a segment, at most

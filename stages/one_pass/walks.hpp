@@ -13,6 +13,7 @@ namespace gdnflow::stages::one_pass {
 
 struct HalfParams : Params {
   const std::int32_t* longest_segment;  // [1], in chunks
+  std::int32_t segments_alone;          // as in segments/plan.hpp
   std::int32_t* segment_starts;         // what SegmentPlan reads
   float* log2_bounds;
 };

@@ -94,7 +94,7 @@ struct BlockPlan {
   }
 
   /// Writes all of `capacity` slots; those that are not used have no sequence.
-  __device__ static void write_slots(const Sequences& sequences, const Cut& cut, Slot* slots,
+  __device__ static void write_slots(const Sequences& sequences, const Cuts& cut, Slot* slots,
                                      std::int32_t capacity, Storage& shared) {
     const std::int32_t* const offsets = sequences.offsets;
     std::int32_t base = 0;

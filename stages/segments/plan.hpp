@@ -30,6 +30,9 @@ struct Slot {
 
 /// gdnflow::useful_segments of the device, for blocks of half a head.
 std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
+/// The most segments of a sequence where each is cut as if it were alone, by the model's heads and
+/// whatever the machine: batch_invariant. Else 0.
+std::int64_t segments_alone(const Problem& problem);
 /// Slots that may be used: so many rows of segment_slots are written, and have to be looked at.
 std::int64_t slot_count(const Problem& problem, const Capacity& capacity, const DeviceInfo& device);
 
@@ -86,6 +89,17 @@ struct Cut {
     const std::int64_t places = (chunks + grain - 1) / grain;
     const auto at = static_cast<std::int32_t>(places * i / count) * grain;
     return at < chunks ? at : chunks;
+  }
+};
+
+/// How each sequence of a call is cut.
+struct Cuts {
+  Cut cut;  ///< all of them alike,
+  std::int32_t
+      alone;  ///< or, where this is not 0, into so many segments at most whatever others do
+
+  GDNFLOW_BOTH_SIDES constexpr std::int32_t segments(std::int32_t chunks) const {
+    return (alone != 0 ? Cut::into(chunks, alone) : cut).segments(chunks);
   }
 };
 

@@ -213,6 +213,21 @@ TEST_CASE("fp16 is chosen for as bf16 is")
   CHECK(to_string(choice_of(problem, {8192, 8})) == bf16);
 }
 
+TEST_CASE("in batch_invariant mode the choice is the same for every capacity and width")
+{
+  for (const auto& [qk, v] : {std::pair{2, 8}, {16, 64}}) {
+    Problem problem = heads(qk, v);
+    problem.mode = Mode::batch_invariant;
+    for (const Capacity& capacity : {Capacity{1, 1}, Capacity{8192, 1}, Capacity{65536, 64}}) {
+      for (const int multiprocessors : {14, 132}) {
+        const Choice choice = choice_of(problem, capacity, h200(multiprocessors));
+        CHECK(chosen(choice) == tiled("one-pass", 64));
+        CHECK(to_string(choice).find("whatever the capacity") != std::string::npos);
+      }
+    }
+  }
+}
+
 TEST_CASE("the host takes fused and pretends no times")
 {
   const Choice choice = choose({}, {256, 2}, plain_host());

@@ -42,6 +42,8 @@ const std::vector<Change>& changes() {
       [](Problem& p) { p.checkpoint_interval = 64; },
       [](Problem& p) { p.checkpoint_state_indices = true; },
       [](Problem& p) { p.zero_padding = true; },
+      [](Problem& p) { p.mode = Mode::batch_invariant; },
+      [](Problem& p) { p.model_v_heads = 64; },
   };
   return list;
 }
@@ -130,6 +132,14 @@ TEST_CASE("a wrong field is refused with its name and what was got")
         p.final_state = false;
       },
       {"output_state_indices", "final_state"});
+  refused([](Problem& p) { p.model_v_heads = 64; },
+          {"model_v_heads", "batch_invariant", "fastest"});
+  refused(
+      [](Problem& p) {
+        p.mode = Mode::batch_invariant;
+        p.model_v_heads = 16;
+      },
+      {"model_v_heads", "at least v_heads (32)", "got 16"});
 }
 
 TEST_CASE("a capacity that no plan can serve is refused")

@@ -28,10 +28,18 @@ enum class GateForm : std::uint8_t { log_decay, alpha, raw };
 /// What the caller hands over for beta: the value after the sigmoid, or the logit before it.
 enum class BetaForm : std::uint8_t { ready, logit };
 
+/// What the bits of a sequence's results may depend on besides the sequence. `fastest`: on the
+/// whole call, its capacity and the machine's multiprocessors; the same call gives the same bits.
+/// `batch_invariant`: on nothing but `Problem::model_v_heads` and the kind of machine, so that a
+/// sequence has the same bits in any batch, bucket and shard. Variants that cannot promise it
+/// refuse.
+enum class Mode : std::uint8_t { fastest, batch_invariant };
+
 GDNFLOW_API std::string_view to_string(StateLayout layout) noexcept;
 GDNFLOW_API std::string_view to_string(HeadMap map) noexcept;
 GDNFLOW_API std::string_view to_string(GateForm form) noexcept;
 GDNFLOW_API std::string_view to_string(BetaForm form) noexcept;
+GDNFLOW_API std::string_view to_string(Mode mode) noexcept;
 
 /// Everything about a prefill that is fixed when kernels are chosen: heads, types, layouts, and
 /// which optional tensors take part. Lengths are not here: they live on the device. A value type,
@@ -65,6 +73,10 @@ struct Problem {
   std::int32_t checkpoint_interval = 0;   ///< tokens, a multiple of 64; 0: no checkpoints
   bool checkpoint_state_indices = false;  ///< checkpoints go to pool rows, -1: skip
   bool zero_padding = false;  ///< rows of o that no sequence owns are zeroed, else untouched
+
+  Mode mode = Mode::fastest;
+  std::int32_t model_v_heads = 0;  ///< with `batch_invariant`: value heads of the whole model, of
+                                   ///< which a shard has v_heads; 0: v_heads
 
   /// The scale in force.
   GDNFLOW_API float effective_scale() const noexcept;
