@@ -182,6 +182,10 @@ if [ "$sanitizer" = yes ]; then
     step "$tool segments" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
       --pipelines register-state,one-pass --case 1,1025,1,2,state \
       --sweep one_pass:value_tile=64,128 &
+    # Where nothing fades: shares of whole heads are linked.
+    step "$tool links" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
+      --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
+      --sweep one_pass:value_tile=128 &
     step "$tool stages" env GDNFLOW_TEST_EXCLUDE=$exclude "${sanitize[@]}" \
       "$programs/gdnflow-test-gpu" --test-case="$small_tests" &
   done
