@@ -25,6 +25,11 @@ struct ExecutorOptions {
   /// Run these nodes only (by name); empty: all. What the others would have written must be in the
   /// arena already, which takes an arena of the caller's and a plan without reuse.
   std::vector<std::string> nodes{};
+  /// External tensors may have fewer rows than the capacity: those of T rows any number, all the
+  /// same, and those of N rows too (cu_seqlens one more). Nothing past them is read or written;
+  /// sequences that have no row are empty and without a slot. A change of either number changes the
+  /// parameters of every kernel, which `bind` updates in place. Not for dense sequences.
+  bool fewer_rows = false;
 };
 
 /// The time of a node, measured alone on a stream.
