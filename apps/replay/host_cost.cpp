@@ -9,6 +9,7 @@
 #include "common/table.hpp"
 #include "common/tensors.hpp"
 #include "replay/engine.hpp"
+#include "replay/server.hpp"
 #include "replay/settings.hpp"
 
 #include <array>
@@ -78,6 +79,22 @@ void add_session_costs(std::vector<Cost>& costs, const Meter& meter, const Engin
        })});
 }
 
+/// `Executor::bind` by itself, with every pointer another one: what a graph takes longer for than
+/// launching does is the update of its nodes.
+Percentiles bind_cost(const Meter& meter, const Engine& engine, const Capacity& capacity,
+                      const Plan& plan, bool graph) {
+  const auto bindings = [&](std::int64_t layer) {
+    return bindings_of(engine.tensors(layer), capacity.max_tokens, capacity.max_sequences);
+  };
+  const std::array<Bindings, 2> sets{bindings(0), bindings(1)};
+  const std::unique_ptr<Executor> executor =
+      graph ? make_graph_executor(plan) : make_executor(plan);
+  executor->bind(sets[0]);
+  executor->build();
+  int turn = 0;
+  return meter.measure(1000, [&] { executor->bind(sets[static_cast<std::size_t>(++turn % 2)]); });
+}
+
 std::vector<Cost> measure(const Engine& engine, const Capacity& capacity,
                           const PrefillOptions& prefill, Stream stream) {
   const Device device = engine.device();
@@ -95,11 +112,20 @@ std::vector<Cost> measure(const Engine& engine, const Capacity& capacity,
                                       workspace.bytes(), stream, prefill);
                    })});
 
-  constexpr int builds = 20;
   const DeviceInfo info = device_info(device);
+  const Plan plan(
+      make_pipeline(prefill.recipe, engine.problem(), capacity, info, prefill.overrides));
+  costs.push_back(
+      {"bind alone, every pointer", "bind", bind_cost(meter, engine, capacity, plan, false)});
+  if (on_gpu) {
+    costs.push_back({"bind alone, with the graph's nodes", "bind_graph",
+                     bind_cost(meter, engine, capacity, plan, true)});
+  }
+
+  constexpr int builds = 20;
   costs.push_back({"planning a shape", "plan", meter.measure(builds, [&] {
-                     const Plan plan(make_pipeline(prefill.recipe, engine.problem(), capacity, info,
-                                                   prefill.overrides));
+                     const Plan again(make_pipeline(prefill.recipe, engine.problem(), capacity,
+                                                    info, prefill.overrides));
                    })});
   costs.push_back({on_gpu ? "a shape's graph: planned, captured, instantiated, run"
                           : "a shape's executor: planned, built, run",

@@ -52,18 +52,7 @@ class ShapeServer final : public Server {
   std::int64_t call(const PrefillTensors& t, std::int64_t tokens, std::int64_t sequences,
                     Stream stream) override {
     key_.capacity = {tokens, sequences};
-    const Bindings bindings{{"q", first_rows(t.q, tokens)},
-                            {"k", first_rows(t.k, tokens)},
-                            {"v", first_rows(t.v, tokens)},
-                            {"g", first_rows(t.g, tokens)},
-                            {"beta", first_rows(t.beta, tokens)},
-                            {"o", first_rows(t.o, tokens)},
-                            {"cu_seqlens", first_rows(t.cu_seqlens, sequences + 1)},
-                            {"prefix_lens", first_rows(t.prefix_lens, sequences)},
-                            {"state_indices", first_rows(t.state_indices, sequences)},
-                            {"has_initial_state", first_rows(t.has_initial_state, sequences)},
-                            {"initial_state", t.initial_state},
-                            {"final_state", t.final_state}};
+    const Bindings bindings = bindings_of(t, tokens, sequences);
     // A step waits for its end, so what is evicted here does not run any more.
     cache_.get(key_, bindings)->run(stream);
     return tokens;
@@ -86,6 +75,21 @@ class ShapeServer final : public Server {
 };
 
 }  // namespace
+
+Bindings bindings_of(const PrefillTensors& t, std::int64_t tokens, std::int64_t sequences) {
+  return {{"q", first_rows(t.q, tokens)},
+          {"k", first_rows(t.k, tokens)},
+          {"v", first_rows(t.v, tokens)},
+          {"g", first_rows(t.g, tokens)},
+          {"beta", first_rows(t.beta, tokens)},
+          {"o", first_rows(t.o, tokens)},
+          {"cu_seqlens", first_rows(t.cu_seqlens, sequences + 1)},
+          {"prefix_lens", first_rows(t.prefix_lens, sequences)},
+          {"state_indices", first_rows(t.state_indices, sequences)},
+          {"has_initial_state", first_rows(t.has_initial_state, sequences)},
+          {"initial_state", t.initial_state},
+          {"final_state", t.final_state}};
+}
 
 std::unique_ptr<Server> make_session_server(const Problem& problem, std::vector<Capacity> buckets,
                                             Device device, const SessionOptions& options,

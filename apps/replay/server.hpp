@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gdnflow/executor.hpp>
 #include <gdnflow/prefill.hpp>
 #include <gdnflow/session.hpp>
 
@@ -11,6 +12,9 @@
 #include <vector>
 
 namespace gdnflow::apps::replay {
+
+/// An engine's tensors by name, with as many rows.
+Bindings bindings_of(const PrefillTensors& tensors, std::int64_t tokens, std::int64_t sequences);
 
 /// A way to serve a step's layers.
 class Server {

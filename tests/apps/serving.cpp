@@ -1,4 +1,5 @@
 #include "apps/process.hpp"
+#include "support/gpu.hpp"
 
 #include <string>
 #include <vector>
@@ -238,10 +239,55 @@ TEST_CASE("the host's time of a call is measured for every way to make it")
   const Json result = serve({"--host-cost", "--tokens", "64", "--sequences", "2", "--json"});
   CHECK(result.at("nodes").get<int>() > 0);
   for (const char* way :
-       {"session", "session_rebound", "session_other_rows", "prefill", "plan", "capture"}) {
+       {"session", "session_rebound", "session_other_rows", "prefill", "bind", "plan", "capture"}) {
     CAPTURE(way);
     const Json& p = result.at("host_us").at(way);
     CHECK(p.at("p50").get<double>() > 0);
     CHECK(p.at("p50").get<double>() <= p.at("p99").get<double>());
   }
+}
+
+TEST_CASE("on a GPU graphs, kernel by kernel and a graph a shape serve a trace alike")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Outcome outcome =
+      run("replay", {"--device", "cuda", "--heads", "2,4", "--trace", trace("conversation"),
+                     "--requests", "100", "--length-scale", "0.2", "--layers", "3", "--slots", "16",
+                     "--check", "20", "--json"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const Json result = Json::parse(outcome.out);
+  const Json& ways = result.at("served_by");
+  CHECK(result.at("cached_tokens").get<long>() > 0);
+  for (const char* way : {"graph", "eager", "per-shape"}) {
+    CAPTURE(way);
+    CHECK(ways.at(way).at("served") == 100);
+    CHECK(ways.at(way).at("checked") == 20);
+    CHECK(ways.at(way).at("wrong") == 0);
+    CHECK(ways.at(way).at("steps") == ways.at("graph").at("steps"));
+  }
+  // The same kernels for the same steps.
+  CHECK(ways.at("graph").at("worst_o_rel_rms") == ways.at("eager").at("worst_o_rel_rms"));
+  CHECK(ways.at("graph").at("worst_state_rel_rms") == ways.at("eager").at("worst_state_rel_rms"));
+}
+
+TEST_CASE("on a GPU a soak finds nothing, and the host's time of a call is measured")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Outcome soak = run("replay", {"--device", "cuda", "--heads", "2,4", "--soak", "5",
+                                      "--most-tokens", "5000", "--json"});
+  CAPTURE(soak.err);
+  REQUIRE(soak.status == 0);
+  CHECK(Json::parse(soak.out).at("right") == true);
+  CHECK(Json::parse(soak.out).at("checked").get<long>() > 0);
+  const Outcome cost =
+      run("replay", {"--device", "cuda", "--heads", "2,4", "--host-cost", "--json"});
+  CAPTURE(cost.err);
+  REQUIRE(cost.status == 0);
+  const Json us = Json::parse(cost.out).at("host_us");
+  for (const char* way : {"replay", "replay_rebound", "eager", "eager_rebound", "bind_graph"}) {
+    CHECK(us.at(way).at("p50").get<double>() > 0);
+  }
+  // A replay is what graphs are for, and a capture what they cost.
+  CHECK(us.at("replay").at("p50").get<double>() < us.at("capture").at("p50").get<double>());
 }

@@ -60,8 +60,8 @@ class GDNFLOW_API Executor {
   /// where a variant refuses the tensor, or a library step would have to be edited.
   virtual void bind(const Bindings& bindings) = 0;
 
-  /// Allocates, warms up, instantiates, uploads. Errors: invalid_pipeline, naming them, where edges
-  /// are not bound; cuda.
+  /// Allocates, warms up, instantiates, uploads; also while this thread captures a stream, in any
+  /// mode. Errors: invalid_pipeline, naming them, where edges are not bound; cuda.
   virtual void build() = 0;
 
   /// Enqueues one pass on `stream` (the host executor runs it to completion). The stream may be
