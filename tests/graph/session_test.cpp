@@ -205,7 +205,7 @@ TEST_CASE("states of a row a sequence are bound with as many rows as the batch h
   }
 }
 
-TEST_CASE("prepared buckets are hits, and a repeated call neither binds nor allocates")
+TEST_CASE("prepared buckets are hits, and a repeated call binds nothing")
 {
   EngineBatch batch(small_problem(), 512, 9, mixed_batch());
   PrefillSession session = session_of(batch.problem(), capacity_ladder({512, 9}, 128), "residual");
