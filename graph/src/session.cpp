@@ -140,6 +140,11 @@ struct PrefillSession::Impl {
   }
 
   void build(Bucket& bucket) {
+    // Tensors are looked at before memory is asked for.
+    BoundPlan probe(bucket.plan, bucket.plan.pipeline().id(), {}, true);
+    EdgeTensors resolved;
+    probe.resolve(bucket.next, resolved);
+    probe.propose(resolved);
     if (arena == nullptr && arena_bytes > 0) {
       own = allocate_arena(std::max_element(buckets.begin(), buckets.end(),
                                             [](const Bucket& a, const Bucket& b) {
