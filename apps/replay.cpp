@@ -28,7 +28,8 @@ void describe(po::options_description& options) {
   add_problem_options(options);
   options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
                         "of lengths, inputs and states")(
-      "sequences", count(), "most sequences of a batch; default: 8, of a trace on a GPU 64")(
+      "sequences", count(),
+      "most sequences of a batch; default: 8, of a soak 16, of a trace on a GPU 64")(
       "check", count(),
       "batches, or requests of a trace, evenly spread, that are compared with the fp64 oracle; 0: "
       "none; default: 4")("bound", po::value<double>()->value_name("X"),
@@ -43,8 +44,9 @@ void describe(po::options_description& options) {
       "buffers", count(), "random batches: sets of tensors, rebound in turn; default: 2");
   options.add_options()(
       "trace", po::value<std::string>()->value_name("FILE"),
-      "serve the requests of a CSV file: arrival_ms,prompt_tokens,output_tokens,cached_tokens")(
-      "requests", count(), "the first N of them; default: 20 on the host, all on a GPU")(
+      "serve the requests of a CSV file with the columns arrival_ms, prompt_tokens, output_tokens "
+      "and cached_tokens")("requests", count(),
+                           "the first N of them; default: 20 on the host, all on a GPU")(
       "length-scale", po::value<double>()->value_name("X"),
       "lengths times X, at least a token; default: 0.02 on the host, 1 on a GPU")(
       "speed", po::value<double>()->value_name("X"),

@@ -71,6 +71,8 @@ Settings settings_from(const po::variables_map& arguments) {
     s.interval = 1;
   }
   s.bounds = bounds_from(arguments, s.problem);
+  // From step to step a state is rounded to the pool's type, and outputs come from it.
+  s.bounds.o = std::max(s.bounds.o, s.bounds.state);
   const std::int64_t least = count_or(arguments, "least-bucket", 1, on_host ? 64 : 256);
   s.buckets = capacity_ladder({s.scheduler.chunk_tokens, s.scheduler.sequences}, least);
   for (const Capacity& bucket : s.buckets) validate(s.problem, bucket);

@@ -76,6 +76,24 @@ TEST_CASE("every request of a trace is served once, and every token is counted")
   }
 }
 
+TEST_CASE("pools of any type and layout are served right, with norms and with one slot")
+{
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--state-type", "bf16"},
+        {"--type", "bf16", "--state-type", "f16"},
+        {"--state-layout", "vk", "--qk-norm", "--head-map", "interleaved"},
+        {"--pipeline", "naive", "--slots", "1", "--sequences", "1"}}) {
+    CAPTURE(options.front());
+    CAPTURE(options[1]);
+    std::vector<std::string> arguments{"--trace", trace("conversation"), "--check",
+                                       "20",      "--exact-prefix",      "--json"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Json result = serve(arguments);
+    CHECK(result.at("right") == true);
+    CHECK(result.at("served_by").at("session").at("checked") == 20);
+  }
+}
+
 TEST_CASE("the same seed and trace make the same steps")
 {
   const auto counts = [](const std::string& seed) {
