@@ -1,321 +1,150 @@
-// gdnflow-replay: one captured graph over random batches within its capacity, beside launching
-// kernel by kernel.
-
-#include <gdnflow/gdnflow.hpp>
+// gdnflow-replay: what a serving loop sees, with random batches or with the requests of a trace.
 
 #include "common/arguments.hpp"
-#include "common/output.hpp"
 #include "common/program.hpp"
-#include "common/progress.hpp"
-#include "common/reference.hpp"
-#include "common/table.hpp"
-#include "common/tensors.hpp"
-#include "common/timing.hpp"
+#include "replay/settings.hpp"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <random>
+#include <array>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
+#include <fmt/ranges.h>
 
-namespace gdnflow::apps {
+namespace gdnflow::apps::replay {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 void describe(po::options_description& options) {
   add_device_option(options);
   add_pipeline_option(options);
   add_variant_option(options);
+  const auto count = [] { return po::value<std::int64_t>()->value_name("N"); };
   options.add_options()(
       "heads", po::value<std::string>()->value_name("QK,V"),
       "query/key heads and value heads; default: 2,4 on the host, 16,64 on a GPU")(
-      "head-dim", po::value<std::int64_t>()->default_value(128)->value_name("D"), "head dim")(
-      "tokens", po::value<std::int64_t>()->value_name("N"),
-      "most tokens of a batch; default: 256 on the host, 8192 on a GPU")(
-      "sequences", po::value<std::int64_t>()->default_value(8)->value_name("N"),
-      "most sequences of a batch")("initial-state", po::bool_switch(),
-                                   "sequences start from given states");
+      "head-dim", po::value<std::int64_t>()->default_value(128)->value_name("D"), "head dim");
   add_problem_options(options);
-  options.add_options()("batches", po::value<std::int64_t>()->value_name("N"),
-                        "batches to replay; default: 20 on the host, 500 on a GPU")(
-      "buffers", po::value<std::int64_t>()->default_value(2)->value_name("N"),
-      "sets of tensors, rebound in turn from batch to batch")(
-      "seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
-      "of the lengths and the inputs")(
-      "check", po::value<std::int64_t>()->default_value(4)->value_name("N"),
-      "batches, evenly spread, that are compared with the fp64 oracle; 0: none")(
+  options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
+                        "of lengths, inputs and states")(
+      "sequences", count(),
+      "most sequences of a batch; default: 8, of a soak 16, of a trace on a GPU 64")(
+      "check", count(),
+      "batches, or requests of a trace, evenly spread, that are compared with the fp64 oracle; 0: "
+      "none; default: 4")("bound", po::value<double>()->value_name("X"),
+                          "relative RMS error above which a checked result is wrong; default: by "
+                          "type")(
       "json", po::value<std::string>()->implicit_value("-", "stdout")->value_name("FILE"),
       "print the result as JSON, or write it to a file");
+  options.add_options()("tokens", count(),
+                        "random batches: most tokens; default: 256 on the host, 8192 on a GPU")(
+      "initial-state", po::bool_switch(), "random batches: sequences start from given states")(
+      "batches", count(), "random batches: how many; default: 20 on the host, 500 on a GPU")(
+      "buffers", count(), "random batches: sets of tensors, rebound in turn; default: 2");
+  options.add_options()(
+      "trace", po::value<std::string>()->value_name("FILE"),
+      "serve the requests of a CSV file with the columns arrival_ms, prompt_tokens, output_tokens "
+      "and cached_tokens")("requests", count(),
+                           "the first N of them; default: 20 on the host, all on a GPU")(
+      "length-scale", po::value<double>()->value_name("X"),
+      "lengths times X, at least a token; default: 0.02 on the host, 1 on a GPU")(
+      "speed", po::value<double>()->value_name("X"),
+      "requests arrive X times as fast as in the trace, by a clock that runs with the steps; "
+      "default: all wait already")(
+      "chunk-tokens", count(), "most tokens of a step; default: 128 on the host, 8192 on a GPU")(
+      "least-bucket", count(),
+      "tokens of the smallest bucket, doubled up to --chunk-tokens; default: 64 on the host, 256 "
+      "on a GPU")("layers", count(), "layers of a step; default: 2 on the host, 36 on a GPU")(
+      "slots", count(), "of the pool of states; default: 4 on the host, 64 on a GPU")(
+      "checkpoint-interval", count(),
+      "cached tokens count down to a multiple of this; default: 64")(
+      "exact-prefix", po::bool_switch(), "cached tokens count as the trace has them")(
+      "svg", po::value<std::string>()->value_name("FILE"),
+      "write a plot of the latencies (with gnuplot)");
+  options.add_options()("soak", po::value<double>()->value_name("SECONDS"),
+                        "random batches on two streams, every one compared with launching kernel "
+                        "by kernel, for this long")("start-batch", count(),
+                                                    "the batch to begin with; default: 0")(
+      "most-tokens", count(),
+      "tokens of the longest sequence; default: 300 on the host, 40000 on a GPU");
+  options.add_options()("host-cost", po::bool_switch(),
+                        "measure the host's time a call: replayed, rebound, launched, captured");
 }
 
-struct Settings {
-  Device device{};
-  Problem problem;
-  Capacity capacity;
-  std::int64_t batches = 0;
-  std::int64_t buffers = 0;
-  std::int64_t checks = 0;
-  std::uint64_t seed = 0;
+/// A way to use the program, and the options that only it takes.
+struct Mode {
+  std::string_view option;  ///< that asks for it; "": none does
+  int (*run)(const po::variables_map& arguments);
+  std::vector<std::string_view> takes;
 };
 
-Settings settings_from(const po::variables_map& arguments) {
-  Settings s;
-  s.device = device_from(arguments);
-  const bool on_host = s.device.type == DeviceType::host;
-  const auto count_or = [&](const char* name, std::int64_t least, std::int64_t fallback) {
-    return has(arguments, name) ? count(arguments, name, least) : fallback;
-  };
-  const Heads heads = has(arguments, "heads") ? parse_heads("heads", text(arguments, "heads"))
-                      : on_host               ? Heads{2, 4}
-                                              : Heads{16, 64};
-  apply_problem_options(arguments, s.device, s.problem);
-  s.problem.qk_heads = heads.qk;
-  s.problem.v_heads = heads.v;
-  constexpr std::int64_t most_dim = 1 << 20;
-  s.problem.qk_dim = s.problem.v_dim =
-      static_cast<std::int32_t>(std::min(count(arguments, "head-dim", 1), most_dim));
-  s.problem.initial_state = flag(arguments, "initial-state");
-  s.capacity = {count_or("tokens", 1, on_host ? 256 : 8192), count(arguments, "sequences", 1)};
-  s.batches = count_or("batches", 1, on_host ? 20 : 500);
-  s.buffers = std::min(count(arguments, "buffers", 1), s.batches);
-  s.checks = std::min(count(arguments, "check", 0), s.batches);
-  s.seed = arguments["seed"].as<std::uint64_t>();
-  validate(s.problem, s.capacity);
-  return s;
+const std::array<Mode, 4>& modes() {
+  static const std::array<Mode, 4> all{
+      {{"trace",
+        run_trace,
+        {"requests", "length-scale", "speed", "chunk-tokens", "least-bucket", "layers", "slots",
+         "checkpoint-interval", "exact-prefix", "svg", "sequences", "check", "bound"}},
+       {"soak", run_soak, {"start-batch", "most-tokens", "slots", "sequences", "bound"}},
+       {"host-cost", run_host_cost, {"tokens", "sequences"}},
+       {"",
+        run_batches,
+        {"tokens", "initial-state", "batches", "buffers", "sequences", "check", "bound"}}}};
+  return all;
 }
 
-/// Lengths of random batches: any number of sequences up to the capacity's with any number of
-/// tokens together; the other sequences are empty, and stand anywhere.
-class Batches {
- public:
-  Batches(const Capacity& capacity, std::uint64_t seed) : capacity_(capacity), random_(seed) {}
-
-  std::vector<std::int64_t> next() {
-    const std::int64_t tokens = 1 + below(capacity_.max_tokens);
-    const std::int64_t sequences = 1 + below(std::min(capacity_.max_sequences, tokens));
-    // Cuts the tokens at random places.
-    std::vector<std::int64_t> cuts{0, tokens};
-    for (std::int64_t i = 1; i < sequences; ++i) cuts.push_back(below(tokens + 1));
-    std::sort(cuts.begin(), cuts.end());
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(capacity_.max_sequences));
-    std::adjacent_difference(cuts.begin() + 1, cuts.end(), lengths.begin());
-    std::shuffle(lengths.begin(), lengths.end(), random_);
-    return lengths;
-  }
-
- private:
-  std::int64_t below(std::int64_t limit) {
-    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(limit));
-  }
-
-  Capacity capacity_;
-  std::mt19937_64 random_;
-};
-
-/// An executor and what it took, batch by batch.
-struct Contestant {
-  std::unique_ptr<Executor> executor;
-  std::vector<double> latency_ms;
-  std::vector<double> run_us;   ///< host time of Executor::run
-  std::vector<double> bind_us;  ///< host time of Executor::bind with another set of tensors
-  double worst_o = 0;
-  double worst_state = 0;
-  bool right = true;
-};
-
-template <class F>
-double microseconds(F&& work) {
-  const auto begin = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-      .count();
-}
-
-std::vector<Contestant> make_contestants(const Settings& settings, const Pipeline& pipeline,
-                                         const Workload& first) {
-  std::vector<std::unique_ptr<Executor>> executors;
-  if (settings.device.type == DeviceType::cuda) {
-    executors.push_back(make_graph_executor(Plan(pipeline)));
-    executors.push_back(make_eager_executor(Plan(pipeline)));
-  } else {
-    executors.push_back(make_host_executor(Plan(pipeline)));
-  }
-  std::vector<Contestant> contestants;
-  for (std::unique_ptr<Executor>& executor : executors) {
-    executor->bind(first.bindings());
-    executor->build();
-    executor->run();
-    synchronize(settings.device);
-    contestants.emplace_back().executor = std::move(executor);
-  }
-  return contestants;
-}
-
-void run_batch(Contestant& contestant, const Workload& workload, Stopwatch& watch, Stream stream) {
-  const Bindings bindings = workload.bindings();
-  contestant.bind_us.push_back(microseconds([&] { contestant.executor->bind(bindings); }));
-  watch.start(stream);
-  contestant.run_us.push_back(microseconds([&] { contestant.executor->run(stream); }));
-  contestant.latency_ms.push_back(watch.stop(stream));
-}
-
-/// The larger of two errors; NaN is the worst.
-double worse(double a, double b) { return std::isnan(a) || b <= a ? a : b; }
-
-void check_batch(Contestant& contestant, const Workload& workload, const Reference& reference) {
-  const Bounds bounds = bounds_for(workload.problem, false);
-  const Comparison o = reference.o(workload.view("o"));
-  const Comparison state = reference.final_state(workload.view("final_state"));
-  contestant.worst_o = worse(contestant.worst_o, for_report(o).relative_rms);
-  contestant.worst_state = worse(contestant.worst_state, for_report(state).relative_rms);
-  if (o.within(bounds.o) && state.within(bounds.state)) return;
-  contestant.right = false;
-  std::fflush(stdout);
-  fmt::print(stderr, "gdnflow-replay: {}: cu_seqlens {}: o: {}; final_state: {}\n",
-             contestant.executor->kind(), fmt::join(workload.cu_seqlens, ","),
-             to_string(o, workload.cu_seqlens), to_string(state));
-}
-
-struct Percentiles {
-  double p50 = 0;
-  double p95 = 0;
-  double p99 = 0;
-};
-
-Percentiles percentiles(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  return {percentile(samples, 50), percentile(samples, 95), percentile(samples, 99)};
-}
-
-Json to_json(const Percentiles& p) { return {{"p50", p.p50}, {"p95", p.p95}, {"p99", p.p99}}; }
-
-double tokens_per_second(const Contestant& contestant, std::int64_t tokens) {
-  const double ms =
-      std::accumulate(contestant.latency_ms.begin(), contestant.latency_ms.end(), 0.0);
-  return static_cast<double>(tokens) / (ms * 1e-3);
+bool is_given(const po::variables_map& arguments, std::string_view option) {
+  const po::variable_value& value = arguments[std::string(option)];
+  return !value.empty() && !value.defaulted();
 }
 
 int run(const po::variables_map& arguments) {
-  const Settings settings = settings_from(arguments);
-  check_files_apart(arguments, {"costs"}, {"json"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
-  use_device(settings.device);
-  const DeviceInfo info = device_info(settings.device);
-  const auto [recipe, overrides, name] =
-      pipeline_from(arguments, settings.problem, settings.capacity, info);
-  const Pipeline pipeline =
-      make_pipeline(recipe, settings.problem, settings.capacity, info, overrides);
-
-  Batches batches(settings.capacity, settings.seed);
-  std::vector<Workload> workloads;
-  const std::vector<std::int64_t> first = batches.next();
-  for (std::int64_t i = 0; i < settings.buffers; ++i) {
-    workloads.push_back(
-        make_workload(settings.problem, settings.capacity, first, Distribution::random_decay,
-                      settings.seed + static_cast<std::uint64_t>(i), settings.device));
+  const Mode* chosen = &modes().back();
+  for (const Mode& mode : modes()) {
+    if (mode.option.empty() || !is_given(arguments, mode.option)) continue;
+    if (!chosen->option.empty()) {
+      throw UsageError(fmt::format("--{}: expected it without --{}", mode.option, chosen->option));
+    }
+    chosen = &mode;
   }
-  std::vector<Contestant> contestants = make_contestants(settings, pipeline, workloads.front());
-
-  const OwnedStream stream(settings.device);
-  Stopwatch watch(settings.device);
-  Progress progress(static_cast<int>(settings.batches));
-  std::int64_t tokens = 0;
-  for (std::int64_t i = 0; i < settings.batches; ++i) {
-    progress.step(fmt::format("batches replayed, {} tokens", tokens));
-    Workload& workload = workloads[static_cast<std::size_t>(i % settings.buffers)];
-    workload.set_lengths(batches.next());
-    tokens += workload.tokens();
-    // The checked batches are spread evenly: one falls wherever i * checks / batches steps up.
-    const bool checked =
-        (i + 1) * settings.checks / settings.batches != i * settings.checks / settings.batches;
-    std::optional<Reference> reference;
-    if (checked) reference.emplace(settings.problem, workload.oracle_inputs());
-    for (Contestant& contestant : contestants) {
-      if (checked) workload.poison_outputs();
-      run_batch(contestant, workload, watch, stream.get());
-      if (reference) {
-        check_batch(contestant, workload, *reference);
+  // An option that would be ignored is a misunderstanding.
+  for (const Mode& mode : modes()) {
+    for (const std::string_view option : mode.takes) {
+      const auto& taken = chosen->takes;
+      if (!is_given(arguments, option) ||
+          std::find(taken.begin(), taken.end(), option) != taken.end()) {
+        continue;
       }
+      throw UsageError(fmt::format("--{}: expected it {}{}, got it {}{}", option,
+                                   mode.option.empty() ? "with " : "with --",
+                                   mode.option.empty() ? "random batches" : mode.option,
+                                   chosen->option.empty() ? "with " : "with --",
+                                   chosen->option.empty() ? "random batches" : chosen->option));
     }
   }
-  progress.clear();
-
-  Json result = {{"pipeline", name},
-                 {"device", device_name(settings.device)},
-                 {"problem", to_string(settings.problem)},
-                 {"capacity", to_string(settings.capacity)},
-                 {"batches", settings.batches},
-                 {"tokens", tokens},
-                 {"seed", settings.seed},
-                 {"checked", settings.checks}};
-  Table table({"executor", "p50 ms", "p95 ms", "p99 ms", "tokens/s", "run p50 us", "run p99 us",
-               "bind p50 us"},
-              1);
-  bool right = true;
-  for (const Contestant& contestant : contestants) {
-    const Percentiles latency = percentiles(contestant.latency_ms);
-    const Percentiles run_us = percentiles(contestant.run_us);
-    const Percentiles bind_us = percentiles(contestant.bind_us);
-    const double rate = tokens_per_second(contestant, tokens);
-    const std::string kind(contestant.executor->kind());
-    result[kind] = {{"latency_ms", to_json(latency)},
-                    {"tokens_per_second", rate},
-                    {"run_host_us", to_json(run_us)},
-                    {"bind_host_us", to_json(bind_us)},
-                    {"worst_o_rel_rms", contestant.worst_o},
-                    {"worst_state_rel_rms", contestant.worst_state},
-                    {"right", contestant.right}};
-    table.add({kind, fmt::format("{:.4f}", latency.p50), fmt::format("{:.4f}", latency.p95),
-               fmt::format("{:.4f}", latency.p99), fmt::format("{:.4g}", rate),
-               fmt::format("{:.1f}", run_us.p50), fmt::format("{:.1f}", run_us.p99),
-               fmt::format("{:.1f}", bind_us.p50)});
-    right = right && contestant.right;
-  }
-  result["right"] = right;
-  if (json) {
-    json->write(result.dump(2));
-  }
-  if (!json || !json->is_stdout()) {
-    fmt::print("{} on {}\n{}; at most {}\n", name, to_string(info), to_string(settings.problem),
-               to_string(settings.capacity));
-    fmt::print("{} random batches, {} tokens, ", settings.batches, tokens);
-    if (settings.checks > 0) {
-      fmt::print("{} checked against the oracle: {}\n", settings.checks, right ? "right" : "WRONG");
-    } else {
-      fmt::print("none checked against the oracle\n");
-    }
-    if (settings.device.type == DeviceType::host) {
-      fmt::print("on the host there is no graph and no launch: one executor, timed whole\n");
-    }
-    fmt::print("\n{}", table.str());
-  }
-  return right ? exit_success : exit_wrong_result;
+  return chosen->run(arguments);
 }
 
 }  // namespace
-}  // namespace gdnflow::apps
+}  // namespace gdnflow::apps::replay
 
 int main(int argc, char** argv) {
   using namespace gdnflow::apps;
   return run_program(
       {"gdnflow-replay",
-       "Replays one executable over random batches within its capacity, as a serving loop does,\n"
-       "and gives latency percentiles and the host's time a call; on a GPU a captured graph\n"
-       "beside launching kernel by kernel.",
+       "Does what a serving loop does. Random batches within one capacity, replayed by one\n"
+       "executable, on a GPU a captured graph beside launching kernel by kernel; or, with "
+       "--trace,\n"
+       "the requests of a trace in chunks that share steps, through a session's buckets, layer by\n"
+       "layer, with their states in a pool. --soak looks for what differs, --host-cost for what a\n"
+       "call costs the host. Decode steps are not run: a slot is free when its prompt is done.",
        "  gdnflow-replay\n"
        "  gdnflow-replay --heads 16,64 --tokens 8192 --sequences 16 --batches 1000\n"
-       "  gdnflow-replay --device host --initial-state --check 20 --json",
-       describe, run},
+       "  gdnflow-replay --device host --initial-state --check 20 --json\n"
+       "  gdnflow-replay --trace apps/traces/conversation.csv --check 20 --svg latency.svg\n"
+       "  gdnflow-replay --trace apps/traces/code.csv --speed 50 --layers 48\n"
+       "  gdnflow-replay --soak 180 --seed 7\n"
+       "  gdnflow-replay --host-cost --heads 4,16",
+       replay::describe, replay::run},
       argc, argv);
 }

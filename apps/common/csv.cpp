@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -74,5 +75,19 @@ std::int64_t Csv::integer(const Row& row, std::string_view column_name, std::int
   }
   return value;
 }
+
+double Csv::number(const Row& row, std::string_view column_name, double least) const {
+  const std::string& field = at(row, column_name);
+  double value = 0;
+  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+  if (error != std::errc{} || end != field.data() + field.size() || !std::isfinite(value) ||
+      value < least) {
+    fail(name, row.line,
+         fmt::format("{}: expected a number of at least {}, got '{}'", column_name, least, field));
+  }
+  return value;
+}
+
+void Csv::refuse(const Row& row, const std::string& what) const { fail(name, row.line, what); }
 
 }  // namespace gdnflow::apps

@@ -29,6 +29,10 @@ struct Csv {
   const std::string& at(const Row& row, std::string_view column_name) const;
   /// A field as a whole number of at least `least`. Errors: format.
   std::int64_t integer(const Row& row, std::string_view column_name, std::int64_t least) const;
+  /// A field as a finite number of at least `least`. Errors: format.
+  double number(const Row& row, std::string_view column_name, double least) const;
+  /// Refuses a row. Errors: format, "NAME:LINE: WHAT".
+  [[noreturn]] void refuse(const Row& row, const std::string& what) const;
 };
 
 /// Text cut at a separator; one empty piece for empty text.

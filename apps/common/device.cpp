@@ -4,10 +4,12 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <utility>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #if GDNFLOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -219,6 +221,16 @@ void fill_within([[maybe_unused]] void* destination, [[maybe_unused]] int value,
 #else
   no_cuda();
 #endif
+}
+
+std::int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t all = 0;
+  std::int64_t resident = 0;
+  if (!(file >> all >> resident)) {
+    throw Error(ErrorCode::io, "/proc/self/statm: expected this process's pages, got none");
+  }
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 std::int64_t free_memory([[maybe_unused]] Device device) {

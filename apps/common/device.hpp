@@ -87,6 +87,8 @@ double clock_rate(Device device);
 void copy_within(void* destination, const void* source, std::int64_t bytes, Stream stream);
 /// Sets bytes of a GPU's memory, enqueued.
 void fill_within(void* destination, int value, std::int64_t bytes, Stream stream);
+/// Bytes of this process in the machine's memory. Errors: gdnflow::Error (io).
+std::int64_t resident_bytes();
 /// Free bytes of a GPU's memory.
 std::int64_t free_memory(Device device);
 

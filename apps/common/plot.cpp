@@ -21,14 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A single-quoted string of gnuplot, in which nothing is substituted.
-std::string quoted(std::string text) {
-  for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) {
-    text.insert(at, 1, '\'');
-  }
-  return fmt::format("'{}'", text);
-}
-
 // A field of a data block: quoted, so without quotes and line breaks of its own.
 std::string field(std::string text) {
   std::replace_if(
@@ -77,6 +69,13 @@ int run_gnuplot(const fs::path& script, const fs::path& svg) {
 }
 
 }  // namespace
+
+std::string quoted(std::string text) {
+  for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 2) {
+    text.insert(at, 1, '\'');
+  }
+  return fmt::format("'{}'", text);
+}
 
 std::string plot_script(const Report& report) {
   const std::size_t series = report.labels().size();
@@ -156,12 +155,12 @@ std::string plot_script(const Report& report) {
   return script;
 }
 
-Support write_plot(const Report& report, const fs::path& path) {
+Support draw(const std::string& text, const fs::path& path) {
   const fs::path target = behind_links(path);
   const fs::path svg = temporary_beside(target);
   fs::path script = svg;
   script += ".gnuplot";
-  write_file(script, plot_script(report));
+  write_file(script, text);
   const int status = run_gnuplot(script, svg);
   std::error_code ignored;
   fs::remove(script, ignored);
@@ -176,6 +175,10 @@ Support write_plot(const Report& report, const fs::path& path) {
   throw Error(ErrorCode::io, fmt::format("{}: cannot be drawn: gnuplot {}", path.string(),
                                          status < 0 ? std::strerror(-status)
                                                     : fmt::format("ended with status {}", status)));
+}
+
+Support write_plot(const Report& report, const fs::path& path) {
+  return draw(plot_script(report), path);
 }
 
 }  // namespace gdnflow::apps

@@ -14,8 +14,14 @@ namespace gdnflow::apps {
 /// them the share of the floor, or where that is not known the ratio to the baseline.
 std::string plot_script(const Report& report);
 
-/// Runs gnuplot on the script and replaces `path` by the SVG. A refusal says that gnuplot is not
-/// there. Errors: gdnflow::Error (io) where gnuplot fails or the file cannot be written.
+/// Runs gnuplot on a script and replaces `path` by what it writes on its standard output. A refusal
+/// says that gnuplot is not there. Errors: gdnflow::Error (io) where gnuplot fails or the file
+/// cannot be written.
+Support draw(const std::string& script, const std::filesystem::path& path);
+/// A single-quoted string of gnuplot, in which nothing is substituted.
+std::string quoted(std::string text);
+
+/// The report's plot, drawn.
 Support write_plot(const Report& report, const std::filesystem::path& path);
 
 }  // namespace gdnflow::apps

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstring>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -103,6 +105,20 @@ OwnedTensor copy_to_host(const TensorView& tensor) {
 TensorView first_rows(TensorView tensor, std::int64_t rows) {
   tensor.extents[0] = rows;
   return tensor;
+}
+
+TensorView rows_of(TensorView tensor, std::int64_t first, std::int64_t rows) {
+  tensor.data = tensor.as<std::byte>() +
+                first * tensor.strides[0] * static_cast<std::int64_t>(size_of(tensor.dtype));
+  return first_rows(tensor, rows);
+}
+
+void copy_tensor(const TensorView& from, const TensorView& to, Stream stream) {
+  if (from.device.type == DeviceType::host) {
+    std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
+  } else {
+    copy_within(to.data, from.data, from.bytes(), stream);
+  }
 }
 
 TensorView reshaped(const TensorView& tensor, std::span<const std::int64_t> extents) {

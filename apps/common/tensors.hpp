@@ -31,6 +31,10 @@ OwnedTensor copy_to_host(const TensorView& tensor);
 
 /// The first rows of a dense tensor.
 TensorView first_rows(TensorView tensor, std::int64_t rows);
+/// `rows` rows of a dense tensor from row `first` on.
+TensorView rows_of(TensorView tensor, std::int64_t first, std::int64_t rows);
+/// Copies a dense tensor into another of the same size on the same device; enqueued on a GPU.
+void copy_tensor(const TensorView& from, const TensorView& to, Stream stream);
 /// A dense tensor's memory under other extents of the same product.
 TensorView reshaped(const TensorView& tensor, std::span<const std::int64_t> extents);
 

@@ -33,6 +33,11 @@ double percentile(std::span<const double> sorted, double percent) {
   return sorted[static_cast<std::size_t>(rank) - 1];
 }
 
+Percentiles percentiles(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return {percentile(samples, 50), percentile(samples, 95), percentile(samples, 99)};
+}
+
 Timing measure(const std::function<void()>& enqueue, Device device, Stream stream, double seconds) {
   constexpr int most_calls = 100;
   constexpr double sample_ms = 0.5;

@@ -2,8 +2,10 @@
 
 #include "common/device.hpp"
 
+#include <chrono>
 #include <functional>
 #include <span>
+#include <vector>
 
 namespace gdnflow::apps {
 
@@ -38,5 +40,21 @@ class CacheFlush {
 /// The value below which `percent` of the sorted samples lie (nearest rank). Errors: none; 0 for
 /// no samples.
 double percentile(std::span<const double> sorted, double percent);
+
+struct Percentiles {
+  double p50 = 0;
+  double p95 = 0;
+  double p99 = 0;
+};
+Percentiles percentiles(std::vector<double> samples);
+
+/// Microseconds of host time that `work` takes.
+template <class F>
+double host_microseconds(F&& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
 
 }  // namespace gdnflow::apps

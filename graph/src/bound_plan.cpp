@@ -14,16 +14,21 @@ namespace {
 
 constexpr std::int64_t free_extent = -1;
 
-bool same(const TensorView& a, const TensorView& b) noexcept {
-  return a.data == b.data && a.dtype == b.dtype && a.device == b.device && a.rank == b.rank &&
-         std::equal(a.extents.begin(), a.extents.begin() + a.rank, b.extents.begin()) &&
-         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
-}
-
 }  // namespace
 
-BoundPlan::BoundPlan(Plan plan, std::string who, std::span<const std::string> only)
-    : plan_(std::move(plan)), who_(std::move(who)) {
+bool same_tensor(const TensorView& a, const TensorView& b) noexcept {
+  const auto rank = std::clamp<std::int32_t>(a.rank, 0, TensorView::max_rank);
+  return a.data == b.data && a.dtype == b.dtype && a.device == b.device && a.rank == b.rank &&
+         std::equal(a.extents.begin(), a.extents.begin() + rank, b.extents.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + rank, b.strides.begin());
+}
+
+BoundPlan::BoundPlan(Plan plan, std::string who, std::span<const std::string> only, bool fewer_rows)
+    : plan_(std::move(plan)), who_(std::move(who)), fewer_rows_(fewer_rows) {
+  if (fewer_rows && !pipeline().problem().cu_seqlens) {
+    refuse(ErrorCode::invalid_argument,
+           "fewer rows than the capacity: expected a problem with cu_seqlens, got dense sequences");
+  }
   const std::span<const Node> nodes = pipeline().nodes();
   const std::span<const Edge> edges = pipeline().edges();
 
@@ -72,6 +77,53 @@ BoundPlan::BoundPlan(Plan plan, std::string who, std::span<const std::string> on
       if (runs[user]) users.push_back(user);
     }
   }
+  list_row_groups();
+}
+
+void BoundPlan::list_row_groups() {
+  const Capacity& capacity = pipeline().capacity();
+  tokens_.most = tokens_.current = tokens_.next = capacity.max_tokens;
+  sequences_.most = sequences_.current = sequences_.next = capacity.max_sequences;
+  for (std::size_t e = 0; fewer_rows_ && e < extents_.size(); ++e) {
+    const Edge& edge = pipeline().edges()[e];
+    if (edge.kind == EdgeKind::intermediate || edge.extents.empty() ||
+        extents_[e].front() == free_extent) {
+      continue;
+    }
+    const Extent& rows = edge.extents.front();
+    const RowGroup::Member member{static_cast<int>(e), rows.offset};
+    if (rows.symbol == "T") tokens_.members.push_back(member);
+    // Pools that the caller indexes have a free extent; others have a row a sequence.
+    if (rows.symbol == "N" || rows.symbol == "PI" || rows.symbol == "PO") {
+      sequences_.members.push_back(member);
+    }
+  }
+}
+
+bool BoundPlan::may_be_short(int edge) const noexcept {
+  const auto has = [&](const RowGroup& group) {
+    return std::any_of(group.members.begin(), group.members.end(),
+                       [&](const RowGroup::Member& member) { return member.edge == edge; });
+  };
+  return fewer_rows_ && (has(tokens_) || has(sequences_));
+}
+
+void BoundPlan::count_rows(RowGroup& group) const {
+  const auto tensor = [&](const RowGroup::Member& member) -> const TensorView& {
+    return next_bound_[member.edge] ? next_edges_[member.edge] : edges_[member.edge];
+  };
+  group.next = group.most;
+  for (std::size_t i = 0; i < group.members.size(); ++i) {
+    const RowGroup::Member& member = group.members[i];
+    const std::int64_t rows = tensor(member).extents[0] - member.offset;
+    if (i == 0) group.next = rows;
+    if (rows == group.next) continue;
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("{}: expected {} rows to go with {}, got {}",
+                       pipeline().edges()[member.edge].name, group.next + member.offset,
+                       pipeline().edges()[group.members.front().edge].name,
+                       to_string(tensor(member))));
+  }
 }
 
 void BoundPlan::refuse(ErrorCode code, const std::string& message) const {
@@ -106,13 +158,18 @@ void BoundPlan::check_tensor(int index, const TensorView& tensor) const {
   const Device device = pipeline().device().device;
   bool fits = tensor.dtype == edge.dtype && tensor.device == device &&
               tensor.rank == static_cast<std::int32_t>(expected.size());
+  const bool is_short = may_be_short(index);
   for (std::size_t i = 0; fits && i < expected.size(); ++i) {
+    if (i == 0 && is_short) {
+      fits = tensor.extents[0] >= edge.extents[0].offset && tensor.extents[0] <= expected[0];
+      continue;
+    }
     fits = expected[i] == free_extent ? tensor.extents[i] >= 0 : tensor.extents[i] == expected[i];
   }
   const auto mismatch = [&](std::string_view got) {
     refuse(ErrorCode::invalid_argument,
-           fmt::format("{}: expected {} {}, got {}", edge.name, type_text(edge, pipeline()),
-                       to_string(device), got));
+           fmt::format("{}: expected {} {}{}, got {}", edge.name, type_text(edge, pipeline()),
+                       to_string(device), is_short ? " or fewer rows" : "", got));
   };
   // A rank out of range would be read past the end by the printer.
   if (tensor.rank < 0 || tensor.rank > TensorView::max_rank) {
@@ -194,16 +251,19 @@ void BoundPlan::propose(const EdgeTensors& tensors, std::optional<void*> arena) 
   next_arena_ = arena ? arena : arena_;
   std::fill(next_bound_.begin(), next_bound_.end(), false);
   for (const auto& [edge, tensor] : tensors) {
-    if (bound_[edge] && same(edges_[edge], tensor)) continue;
+    if (bound_[edge] && same_tensor(edges_[edge], tensor)) continue;
     check_tensor(edge, tensor);
     changes_.emplace_back(edge, tensor);
     next_edges_[edge] = tensor;
     next_bound_[edge] = true;
   }
   if (!next_arena_) return;
-  const bool all = next_arena_ != arena_;
-  if (all) check_all_bound();
-  find_affected(all);
+  const bool new_arena = next_arena_ != arena_;
+  if (new_arena) check_all_bound();
+  count_rows(tokens_);
+  count_rows(sequences_);
+  find_affected(new_arena || tokens_.next != tokens_.current ||
+                sequences_.next != sequences_.current);
   for (const int node : affected_) prepare(node, *next_arena_);
 }
 
@@ -235,6 +295,8 @@ void BoundPlan::prepare(int index, void* arena) {
   work.tensors.clear();
   work.scratch.clear();
   work.steps.clear();
+  work.tokens = tokens_.next;
+  work.sequences = sequences_.next;
   for (const int edge : node.edges) {
     if (edge < 0) {
       work.tensors.emplace_back();
@@ -266,6 +328,8 @@ void BoundPlan::commit() noexcept {
   }
   for (const int node : affected_) std::swap(current_[node], next_[node]);
   arena_ = next_arena_;
+  tokens_.current = tokens_.next;
+  sequences_.current = sequences_.next;
   changes_.clear();
   affected_.clear();
 }
@@ -273,7 +337,8 @@ void BoundPlan::commit() noexcept {
 StageCall BoundPlan::call(int index, const NodeWork& work) const noexcept {
   const Node& node = pipeline().nodes()[index];
   return {pipeline().problem(), pipeline().capacity(), pipeline().device(), node.options,
-          node.stage,           work.tensors,          work.scratch};
+          node.stage,           work.tensors,          work.scratch,        work.tokens,
+          work.sequences};
 }
 
 int BoundPlan::find_optional(std::string_view name) const {

@@ -30,11 +30,15 @@ class BoundPlan {
     std::vector<TensorView> tensors;  ///< by port
     std::vector<TensorView> scratch;
     StepList steps;
+    std::int64_t tokens = 0;     ///< rows that there are, as StageCall
+    std::int64_t sequences = 0;  ///< the same
   };
 
-  /// `only` names the nodes to run; empty: all. `who` starts every message. Errors:
-  /// invalid_argument for a name that no node has.
-  BoundPlan(Plan plan, std::string who, std::span<const std::string> only = {});
+  /// `only` names the nodes to run; empty: all. `who` starts every message. `fewer_rows` as in
+  /// ExecutorOptions. Errors: invalid_argument for a name that no node has, or for fewer rows of
+  /// dense sequences.
+  BoundPlan(Plan plan, std::string who, std::span<const std::string> only = {},
+            bool fewer_rows = false);
 
   const Plan& plan() const noexcept { return plan_; }
   const Pipeline& pipeline() const noexcept { return plan_.pipeline(); }
@@ -80,16 +84,37 @@ class BoundPlan {
     std::int64_t offset = 0;
   };
 
+  /// The external edges whose first extent is T, or is N (plus an offset), with what all of them
+  /// must agree on.
+  struct RowGroup {
+    struct Member {
+      int edge = 0;
+      std::int64_t offset = 0;
+    };
+    std::vector<Member> members;
+    std::int64_t most = 0;     ///< the capacity's
+    std::int64_t current = 0;  ///< in force
+    std::int64_t next = 0;     ///< proposed
+  };
+
   [[noreturn]] void refuse(ErrorCode code, const std::string& message) const;
   std::vector<FreeExtent> list_free_extents(const Node& node) const;
   void check_tensor(int edge, const TensorView& tensor) const;
   void check_free_extents(int node, const NodeWork& work) const;
+  void list_row_groups();
+  /// Whether the first extent of an edge may be below the capacity's.
+  bool may_be_short(int edge) const noexcept;
+  /// Works out the rows that a proposal has. Errors: invalid_argument where tensors differ.
+  void count_rows(RowGroup& group) const;
   void find_affected(bool all);
   void prepare(int node, void* arena);
   TensorView placed(const Placement& placement, void* arena) const;
 
   Plan plan_;
   std::string who_;
+  bool fewer_rows_;
+  RowGroup tokens_;
+  RowGroup sequences_;
   std::vector<int> order_;
   std::vector<bool> enabled_;
   std::unordered_map<std::string_view, int> external_;  ///< name -> edge; keys in the plan
@@ -112,6 +137,9 @@ class BoundPlan {
   std::vector<bool> is_affected_;
   std::vector<int> affected_;
 };
+
+/// Whether two views are of the same memory in the same shape.
+bool same_tensor(const TensorView& a, const TensorView& b) noexcept;
 
 /// Whether a step would launch nothing: an empty grid or no bytes. A capacity of 0 tokens makes
 /// such steps, and CUDA refuses them.

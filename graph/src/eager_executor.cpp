@@ -55,10 +55,6 @@ class EagerExecutor final : public ExecutorBase {
   }
 
  protected:
-  ArenaMemory allocate_arena(std::int64_t bytes) const override {
-    return allocate_on_device(plan(), bytes);
-  }
-
   void build_executable() override {
     const cuda::DeviceGuard guard(device_);
     prepare_kernels(bound_);

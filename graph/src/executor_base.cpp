@@ -2,8 +2,13 @@
 
 #include <gdnflow/error.hpp>
 
+#if GDNFLOW_WITH_CUDA
+#include "launch.hpp"
+#endif
+
 #include <algorithm>
 #include <cstdint>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -46,7 +51,7 @@ void check_options(const Plan& plan, const ExecutorOptions& options, DeviceType 
 ExecutorBase::ExecutorBase(Plan plan, ExecutorOptions options, DeviceType target,
                            std::string_view kind)
     : bound_((check_options(plan, options, target, kind), plan), plan.pipeline().id(),
-             options.nodes),
+             options.nodes, options.fewer_rows),
       options_(std::move(options)) {}
 
 void ExecutorBase::bind(const Bindings& bindings) {
@@ -63,7 +68,7 @@ void ExecutorBase::build() {
   if (arena == nullptr && bytes > 0) {
     // Unbound tensors are found before memory is asked for, which may be large.
     bound_.check_all_bound();
-    if (!memory_) memory_ = allocate_arena(bytes);
+    if (!memory_) memory_ = allocate_arena(plan(), bytes);
     arena = memory_.get();
   }
   bound_.propose({}, arena);
@@ -93,6 +98,22 @@ void ExecutorBase::require_repeats(int repeats) const {
   if (repeats < 1) {
     throw Error(ErrorCode::invalid_argument, fmt::format("{}: repeats: expected at least 1, got {}",
                                                          plan().pipeline().id(), repeats));
+  }
+}
+
+ArenaMemory allocate_arena(const Plan& plan, std::int64_t bytes) {
+#if GDNFLOW_WITH_CUDA
+  if (plan.pipeline().device().device.type == DeviceType::cuda) {
+    return allocate_on_device(plan, bytes);
+  }
+#endif
+  constexpr std::align_val_t alignment{Plan::alignment};
+  try {
+    return {::operator new(static_cast<std::size_t>(bytes), alignment),
+            [](void* memory) { ::operator delete(memory, alignment); }};
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{}: no memory for an arena of {} bytes", plan.pipeline().id(), bytes));
   }
 }
 

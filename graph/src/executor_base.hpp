@@ -28,8 +28,6 @@ class ExecutorBase : public Executor {
   /// aligned, or a choice of nodes without the arena and plan that it takes.
   ExecutorBase(Plan plan, ExecutorOptions options, DeviceType target, std::string_view kind);
 
-  /// Memory for intermediates on the plan's device.
-  virtual ArenaMemory allocate_arena(std::int64_t bytes) const = 0;
   /// Makes the executable from the work in force. Called once, and again after it has thrown.
   virtual void build_executable() = 0;
   /// Carries a proposal into the executable, wholly or not at all. Called when built.
@@ -49,6 +47,9 @@ class ExecutorBase : public Executor {
   ArenaMemory memory_{nullptr, nullptr};
   EdgeTensors resolved_;  ///< kept for its memory
 };
+
+/// Memory for intermediates on a plan's device. Errors: unsupported on the host, cuda.
+ArenaMemory allocate_arena(const Plan& plan, std::int64_t bytes);
 
 /// The median; reorders the samples.
 double median(std::vector<double>& samples);

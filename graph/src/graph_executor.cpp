@@ -54,12 +54,9 @@ class GraphExecutor final : public ExecutorBase {
   }
 
  protected:
-  ArenaMemory allocate_arena(std::int64_t bytes) const override {
-    return allocate_on_device(plan(), bytes);
-  }
-
   void build_executable() override {
     const cuda::DeviceGuard guard(device_);
+    const cuda::RelaxedCaptureGuard relaxed;
     prepare_kernels(bound_);
     const cuda::StreamOwner stream = cuda::make_stream();
     cuda::GraphOwner graph = capture(stream.get());

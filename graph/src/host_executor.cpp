@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -53,17 +52,6 @@ class HostExecutor final : public ExecutorBase {
   }
 
  protected:
-  ArenaMemory allocate_arena(std::int64_t bytes) const override {
-    constexpr std::align_val_t alignment{Plan::alignment};
-    try {
-      return {::operator new(static_cast<std::size_t>(bytes), alignment),
-              [](void* memory) { ::operator delete(memory, alignment); }};
-    } catch (const std::bad_alloc&) {
-      throw Error(ErrorCode::unsupported, fmt::format("{}: no memory for an arena of {} bytes",
-                                                      plan().pipeline().id(), bytes));
-    }
-  }
-
   void build_executable() override {
     check_host_steps(bound_);
     poison_on_host(bound_);

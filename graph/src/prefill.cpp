@@ -2,15 +2,14 @@
 #include <gdnflow/prefill.hpp>
 
 #include "bound_plan.hpp"
-#include "edge_text.hpp"
 #include "prefill_tensors.hpp"
+#include "workspace.hpp"
 
 #if GDNFLOW_WITH_CUDA
 #include "launch.hpp"
 #endif
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <list>
 #include <optional>
@@ -42,15 +41,14 @@ struct Key {
 struct Entry {
   Key key;
   BoundPlan bound;
-  std::array<int, tensor_names.size()> edges{};  ///< by tensor, -1 where the plan has none
+  TensorEdges edges;
   EdgeTensors tensors{};
   bool prepared = false;  ///< kernels are loaded
 
-  Entry(Key k, Plan plan) : key(std::move(k)), bound(std::move(plan), "prefill") {
-    for (std::size_t i = 0; i < edges.size(); ++i) {
-      edges[i] = bound.pipeline().edge_index(tensor_names[i].edge);
-    }
-  }
+  Entry(Key k, Plan plan)
+      : key(std::move(k)),
+        bound(std::move(plan), "prefill"),
+        edges(tensor_edges(bound.pipeline())) {}
 };
 
 Pipeline make_prefill_pipeline(const Problem& problem, const Capacity& capacity, Device device,
@@ -77,44 +75,22 @@ Entry& find_entry(const Problem& problem, const Capacity& capacity, Device devic
   return entries.front();
 }
 
-/// Which tensors the problem asks for must be there, and no others: one that is there but would
-/// be ignored is a misunderstanding.
 void collect_tensors(Entry& entry, const PrefillTensors& tensors) {
+  check_presence(entry.bound.pipeline(), entry.edges, tensors, "prefill");
   entry.tensors.clear();
-  for (std::size_t i = 0; i < tensor_names.size(); ++i) {
-    const TensorView& tensor = tensors.*tensor_names[i].member;
-    const int edge = entry.edges[i];
-    if (edge < 0) {
-      if (tensor.data != nullptr || tensor.rank > 0) {
-        refuse(fmt::format("{}: expected none for {}, got {}", tensor_names[i].edge,
-                           to_string(entry.key.problem), to_string(tensor)));
-      }
-      continue;
-    }
-    const bool absent = tensor.data == nullptr && tensor.rank == 0;
-    if (absent) {
-      const Pipeline& pipeline = entry.bound.pipeline();
-      refuse(fmt::format("{}: expected {} {}, got none", tensor_names[i].edge,
-                         type_text(pipeline.edges()[edge], pipeline), to_string(entry.key.device)));
-    }
-    entry.tensors.emplace_back(edge, tensor);
+  for (std::size_t i = 0; i < entry.edges.size(); ++i) {
+    if (entry.edges[i] < 0) continue;
+    entry.tensors.emplace_back(entry.edges[i], tensors.*tensor_names[i].member);
   }
-}
-
-/// What `prefill_workspace_bytes` promises: the arena, and room to align it.
-std::int64_t workspace_bytes_of(const Plan& plan) {
-  return plan.arena_bytes() == 0 ? 0 : plan.arena_bytes() + Plan::alignment - 1;
 }
 
 /// The arena within the caller's workspace.
-void* aligned_arena(const Plan& plan, void* workspace, std::int64_t bytes) {
-  if (plan.arena_bytes() == 0) return nullptr;
-  if (workspace == nullptr || bytes < workspace_bytes_of(plan)) {
-    refuse(fmt::format("workspace: expected at least {} bytes, got {}", workspace_bytes_of(plan),
-                       workspace == nullptr ? "a null pointer" : fmt::to_string(bytes)));
+void* arena_in(const Plan& plan, void* workspace, std::int64_t bytes) {
+  if (const std::string wrong = workspace_refusal(plan.arena_bytes(), workspace, bytes);
+      !wrong.empty()) {
+    refuse(wrong);
   }
-  constexpr auto mask = static_cast<std::uintptr_t>(Plan::alignment - 1);
-  return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace) + mask) & ~mask);
+  return plan.arena_bytes() == 0 ? nullptr : aligned_arena(workspace);
 }
 
 /// Runs what is bound; the first call on a shape also loads its kernels.
@@ -142,10 +118,7 @@ Capacity prefill_capacity(const Problem& problem, const PrefillTensors& tensors,
   const auto expect = [](const TensorView& tensor, std::string_view name, std::int32_t rank,
                          std::string_view shape) {
     if (tensor.rank == rank) return;
-    const bool printable = tensor.rank > 0 && tensor.rank <= TensorView::max_rank;
-    refuse(fmt::format(
-        "{}: expected {}, got {}", name, shape,
-        printable ? to_string(tensor) : fmt::format("a tensor of rank {}", tensor.rank)));
+    refuse(fmt::format("{}: expected {}, got {}", name, shape, describe(tensor)));
   };
   expect(tensors.q, "q", 3, "[T,Hqk,Dk]");
   Capacity capacity;
@@ -164,7 +137,8 @@ Capacity prefill_capacity(const Problem& problem, const PrefillTensors& tensors,
 
 std::int64_t prefill_workspace_bytes(const Problem& problem, const Capacity& capacity,
                                      Device device, const PrefillOptions& options) {
-  return workspace_bytes_of(find_entry(problem, capacity, device, options).bound.plan());
+  return workspace_bytes_for(
+      find_entry(problem, capacity, device, options).bound.plan().arena_bytes());
 }
 
 void prefill(const Problem& problem, const PrefillTensors& tensors, void* workspace,
@@ -173,7 +147,7 @@ void prefill(const Problem& problem, const PrefillTensors& tensors, void* worksp
   const Capacity capacity = prefill_capacity(problem, tensors, sequences);
   Entry& entry = find_entry(problem, capacity, tensors.q.device, options);
   collect_tensors(entry, tensors);
-  void* const arena = aligned_arena(entry.bound.plan(), workspace, workspace_bytes);
+  void* const arena = arena_in(entry.bound.plan(), workspace, workspace_bytes);
   // An arena is "new" only where its address differs, so a repeated call recomputes nothing.
   entry.bound.propose(entry.tensors, arena);
   entry.bound.commit();

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <gdnflow/pipeline.hpp>
 #include <gdnflow/prefill.hpp>
 
 #include <array>
+#include <string>
 #include <string_view>
 
 namespace gdnflow {
@@ -33,5 +35,17 @@ inline constexpr std::array<TensorName, 19> tensor_names{{
     {"checkpoint_state_indices", &PrefillTensors::checkpoint_state_indices},
     {"o", &PrefillTensors::o},
 }};
+
+/// The edge of each tensor in a pipeline; -1 where it has none.
+using TensorEdges = std::array<int, tensor_names.size()>;
+TensorEdges tensor_edges(const Pipeline& pipeline);
+
+/// Which tensors the problem asks for must be there, and no others: one that is there but would be
+/// ignored is a misunderstanding. Errors: invalid_argument, beginning with `who`.
+void check_presence(const Pipeline& pipeline, const TensorEdges& edges,
+                    const PrefillTensors& tensors, std::string_view who);
+
+/// to_string, for a tensor whose rank may be out of range.
+std::string describe(const TensorView& tensor);
 
 }  // namespace gdnflow

@@ -63,20 +63,22 @@ struct StatePorts {
   StatePool initial;
   StatePool final;
   StatePool checkpoints;
-  const std::int32_t* state_indices = nullptr;             ///< [N]
-  const std::int32_t* output_state_indices = nullptr;      ///< [N]
-  const std::uint8_t* has_initial_state = nullptr;         ///< [N]
+  const std::int32_t* state_indices = nullptr;             ///< [sequences]
+  const std::int32_t* output_state_indices = nullptr;      ///< [sequences]
+  const std::uint8_t* has_initial_state = nullptr;         ///< [sequences]
   const std::int32_t* checkpoint_state_indices = nullptr;  ///< [K]
   std::int64_t checkpoint_rows = 0;                        ///< K
   std::int64_t checkpoint_interval = 0;                    ///< tokens; 0: no checkpoints
   std::int32_t checkpoint_chunks = 0;                      ///< the same in chunks
+  std::int32_t sequences = 0;                              ///< those behind have no slot
 
   StatePorts() = default;
   explicit StatePorts(const StageCall& call)
       : state_indices(call["state_indices"].as<const std::int32_t>()),
         output_state_indices(call["output_state_indices"].as<const std::int32_t>()),
         has_initial_state(call["has_initial_state"].as<const std::uint8_t>()),
-        checkpoint_state_indices(call["checkpoint_state_indices"].as<const std::int32_t>()) {
+        checkpoint_state_indices(call["checkpoint_state_indices"].as<const std::int32_t>()),
+        sequences(static_cast<std::int32_t>(call.sequences)) {
     const StateLayout layout = call.problem.state_layout;
     if (call.has("initial_state")) initial = StatePool(call["initial_state"], layout);
     if (call.has("final_state")) final = StatePool(call["final_state"], layout);
@@ -91,12 +93,14 @@ struct StatePorts {
   }
 
   __device__ __forceinline__ std::int64_t initial_row(int sequence) const {
+    if (sequence >= sequences) return -1;
     if (has_initial_state != nullptr && has_initial_state[sequence] == 0) return -1;
     const std::int64_t row = state_indices != nullptr ? state_indices[sequence] : sequence;
     return initial.holds(row) ? row : -1;
   }
 
   __device__ __forceinline__ std::int64_t final_row(int sequence) const {
+    if (sequence >= sequences) return -1;
     const std::int32_t* indices =
         output_state_indices != nullptr ? output_state_indices : state_indices;
     const std::int64_t row = indices != nullptr ? indices[sequence] : sequence;

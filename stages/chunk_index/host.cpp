@@ -29,8 +29,7 @@ void run(const StageCall& call) {
   std::int64_t checkpoints = 0;
   std::int64_t not_empty = 0;
   std::int64_t n = 0;
-  for (const host::Sequence& sequence :
-       host::read_sequences(call.capacity, call["cu_seqlens"], call["prefix_lens"])) {
+  for (const host::Sequence& sequence : host::read_sequences(call, call["prefix_lens"])) {
     at(offsets, n) = static_cast<std::int32_t>(chunks);
     at(checkpoint_offsets, n) = static_cast<std::int32_t>(checkpoints);
     std::int64_t number = sequence.prefix / chunk_tokens;

@@ -26,8 +26,9 @@ SequenceScan sequence_scan(const StageCall& call) {
   SequenceScan scan;
   scan.cu_seqlens = call["cu_seqlens"].data;
   scan.wide_index = call.problem.index == DType::i64;
-  scan.tokens = call.capacity.max_tokens;
+  scan.tokens = call.tokens;
   scan.sequences = call.capacity.max_sequences;
+  scan.given = call.sequences;
   scan.checkpoint_interval = call.problem.checkpoint_interval;
   return scan;
 }

@@ -12,6 +12,7 @@
 
 // The scan over sequences by one block: 1024 sequences a pass, and a carry from pass to pass.
 //   starts[n] = max over m <= n of clamp(cu_seqlens[m], 0, T); the rest are exclusive sums.
+// The prefix of an empty sequence is never read: it may be one that the caller does not have.
 
 namespace gdnflow::stages::scan {
 
@@ -57,10 +58,11 @@ struct SharedStorage {
   };
 };
 
-/// cu_seqlens[n] within [0, T]; dense sequences have T / N tokens each.
+/// cu_seqlens[n] within [0, T]; dense sequences have T / N tokens each. What lies behind the last
+/// entry repeats it.
 __device__ __forceinline__ std::int32_t boundary(const SequenceScan& p, std::int64_t n) {
   if (p.cu_seqlens == nullptr) return static_cast<std::int32_t>(n * (p.tokens / p.sequences));
-  const std::int64_t value = device::load_index(p.cu_seqlens, p.wide_index, n);
+  const std::int64_t value = device::load_index(p.cu_seqlens, p.wide_index, min(n, p.given));
   return static_cast<std::int32_t>(min(max(value, std::int64_t{0}), p.tokens));
 }
 

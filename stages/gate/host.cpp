@@ -46,7 +46,7 @@ void run(const StageCall& call) {
     for (float& x : column) x = static_cast<float>(f(static_cast<double>(x)));
     host::store(column, host::column_of(out, head, first, count));
   };
-  host::parallel_for_tokens(call.capacity.max_tokens, [&](std::int64_t first, std::int64_t count) {
+  host::parallel_for_tokens(call.tokens, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t head = 0; head < p.v_heads; ++head) {
       convert(g_in, call["g_ready"], head, first, count,
               [&](double x) { return log_decay(x, head); });

@@ -38,7 +38,7 @@ struct Params {
   float* beta_ready;     // [T, Hv]
   std::int64_t g_stride;
   std::int64_t beta_stride;
-  std::int64_t elements;  // T Hv
+  std::int64_t elements;  // of the rows that there are, at most T Hv
   std::int32_t heads;     // Hv
   GateForm gate_form;
   BetaForm beta_form;
@@ -88,7 +88,7 @@ void steps(const StageCall& call, StepList& out) {
   params.beta_ready = call["beta_ready"].as<float>();
   params.g_stride = call["g_ready"].strides[0];
   params.beta_stride = call["beta_ready"].strides[0];
-  params.elements = elements(problem, call.capacity);
+  params.elements = call.tokens * problem.v_heads;
   params.heads = problem.v_heads;
   params.gate_form = problem.gate;
   params.beta_form = problem.beta;

@@ -26,22 +26,24 @@ std::int64_t Sequence::checkpoints(std::int64_t interval) const noexcept {
   return interval == 0 ? 0 : (prefix + tokens) / interval - prefix / interval;
 }
 
-std::vector<Sequence> read_sequences(const Capacity& capacity, const TensorView& cu_seqlens,
-                                     const TensorView& prefix_lens) {
-  const std::int64_t count = capacity.max_sequences;
+std::vector<Sequence> read_sequences(const StageCall& call, const TensorView& prefix_lens) {
+  const std::int64_t count = call.capacity.max_sequences;
   std::vector<Sequence> sequences(static_cast<std::size_t>(count));
+  const TensorView& cu_seqlens = call["cu_seqlens"];
   const bool dense = cu_seqlens.data == nullptr;
-  const std::int64_t share = capacity.max_tokens / count;
-  std::int64_t border =
-      dense ? 0 : std::clamp<std::int64_t>(index_at(cu_seqlens, 0), 0, capacity.max_tokens);
+  // Behind the last entry it repeats.
+  const auto boundary = [&](std::int64_t n) {
+    return dense ? n * (call.tokens / count)
+                 : std::clamp<std::int64_t>(index_at(cu_seqlens, std::min(n, call.sequences)), 0,
+                                            call.tokens);
+  };
+  std::int64_t border = boundary(0);
   for (std::int64_t n = 0; n < count; ++n) {
-    const std::int64_t next =
-        dense ? border + share
-              : std::max(border, std::min(index_at(cu_seqlens, n + 1), capacity.max_tokens));
+    const std::int64_t next = std::max(border, boundary(n + 1));
     Sequence& sequence = sequences[static_cast<std::size_t>(n)];
     sequence.first = border;
     sequence.tokens = next - border;
-    if (prefix_lens.data != nullptr) {
+    if (prefix_lens.data != nullptr && n < call.sequences) {
       sequence.prefix = std::clamp<std::int64_t>(index_at(prefix_lens, n), 0, most_prefix);
     }
     border = next;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <gdnflow/problem.hpp>
+#include <gdnflow/stage.hpp>
 #include <gdnflow/tensor.hpp>
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct Sequence {
   std::int64_t checkpoints(std::int64_t interval) const noexcept;
 };
 
-/// The sequences that cu_seqlens describes, or equal shares of the capacity where its data is null.
-/// Entries are clamped to [0, T] and to at least their predecessor; prefixes to [0, 2^36].
-std::vector<Sequence> read_sequences(const Capacity& capacity, const TensorView& cu_seqlens,
-                                     const TensorView& prefix_lens);
+/// The capacity's sequences as the call's cu_seqlens describes them, or equal shares where its data
+/// is null. Entries are clamped to [0, T] and to at least their predecessor, those behind the last
+/// repeat it; prefixes are clamped to [0, 2^36].
+std::vector<Sequence> read_sequences(const StageCall& call, const TensorView& prefix_lens);
 
 }  // namespace gdnflow::stages::host

@@ -22,7 +22,8 @@ void States::load_initial(std::int64_t sequence, std::int64_t head, Matrix& stat
   const std::int64_t row = slot(read_slots_, sequence);
   const bool flagged =
       has_initial_.data == nullptr ||
-      has_initial_.as<const std::uint8_t>()[sequence * has_initial_.strides[0]] != 0;
+      (sequence < has_initial_.extents[0] &&
+       has_initial_.as<const std::uint8_t>()[sequence * has_initial_.strides[0]] != 0);
   if (initial_.data == nullptr || !flagged || row < 0 || row >= initial_.extents[0]) {
     state.setZero(problem_.qk_dim, problem_.v_dim);
   } else {

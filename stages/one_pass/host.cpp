@@ -44,8 +44,7 @@ void run(const StageCall& call) {
   const float scale = p.effective_scale();
   const std::int64_t interval = p.checkpoint_interval;
   const host::States states(call);
-  const std::vector<host::Sequence> sequences =
-      host::read_sequences(call.capacity, call["cu_seqlens"], call["prefix_lens"]);
+  const std::vector<host::Sequence> sequences = host::read_sequences(call, call["prefix_lens"]);
   std::vector<std::int64_t> first_checkpoint(sequences.size(), 0);
   for (std::size_t n = 1; n < sequences.size(); ++n) {
     first_checkpoint[n] = first_checkpoint[n - 1] + sequences[n - 1].checkpoints(interval);

@@ -207,7 +207,9 @@ __global__ void __launch_bounds__(Config<D>::threads)
                     static_cast<int>(blockIdx.x % C::tiles) * C::columns};
   const std::int64_t begin = p.starts[place.sequence];
   const std::int64_t end = p.starts[place.sequence + 1];
-  const std::int64_t prefix = device::safe_prefix(p.prefix_lens, p.wide_index, place.sequence);
+  // An empty sequence may have no prefix to read, and none counts.
+  const std::int64_t prefix =
+      begin == end ? 0 : device::safe_prefix(p.prefix_lens, p.wide_index, place.sequence);
 
   State state;
   state.load(p.states.initial, p.states.initial_row(place.sequence), place);

@@ -24,7 +24,7 @@ struct Params {
   device::Rows<const T> k;  // [T, Hqk, D]
   device::Rows<T> q_normalized;
   device::Rows<T> k_normalized;
-  std::int64_t rows;   // T Hqk, of each
+  std::int64_t rows;   // of each that there are, at most T Hqk
   std::int32_t heads;  // Hqk
 };
 
@@ -49,6 +49,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(Config<D>::threads)
     qk_norm_kernel(const __grid_constant__ Params<T> p) {
   using C = Config<D>;
+  if (p.rows == 0) return;
   // Every lane takes part in the shuffles; those past the end repeat the last row.
   const std::int64_t mine = std::int64_t{blockIdx.x} * C::rows + threadIdx.x / C::lanes;
   const std::int64_t row = min(mine, 2 * p.rows - 1);
@@ -88,7 +89,7 @@ void steps(const StageCall& call, StepList& out) {
     params.k = device::Rows<const T>(call["k"]);
     params.q_normalized = device::Rows<T>(call["q_normalized"]);
     params.k_normalized = device::Rows<T>(call["k_normalized"]);
-    params.rows = rows(call.problem, call.capacity);
+    params.rows = call.tokens * call.problem.qk_heads;
     params.heads = call.problem.qk_heads;
     out.push_back(kernel_step("qk_norm", qk_norm_kernel<T, D>,
                               grid_of(blocks(call.problem, call.capacity)), {Config<D>::threads}, 0,

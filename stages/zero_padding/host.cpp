@@ -18,9 +18,9 @@ void zero_rows(const TensorView& o, std::int64_t begin, std::int64_t end) {
 }
 
 void run(const StageCall& call) {
-  const auto sequences = host::read_sequences(call.capacity, call["cu_seqlens"], TensorView{});
+  const auto sequences = host::read_sequences(call, TensorView{});
   zero_rows(call["o"], 0, sequences.front().first);
-  zero_rows(call["o"], sequences.back().end(), call.capacity.max_tokens);
+  zero_rows(call["o"], sequences.back().end(), call.tokens);
 }
 
 void steps(const StageCall& /*call*/, StepList& out) {

@@ -24,7 +24,7 @@ struct Params {
   device::Rows<Word> o;        // [T, Hv, D]
   const std::int32_t* starts;  // [N+1]
   std::int64_t sequences;      // N
-  std::int64_t tokens;         // T
+  std::int64_t tokens;         // rows that there are, at most T
   std::int32_t heads;          // Hv
   std::int32_t dim;            // D
 };

@@ -7,6 +7,7 @@
 #include <gdnflow/prefill.hpp>
 #include <gdnflow/recipes.hpp>
 
+#include "gpu/callers_graph.hpp"
 #include "gpu/device_externals.hpp"
 #include "support/allocations.hpp"
 #include "support/expect_error.hpp"
@@ -14,7 +15,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -84,43 +84,6 @@ void check_against_oracle(DeviceExternals& device) {
   CHECK_MESSAGE(state.within(5e-3), "final_state: ", to_string(state));
   CHECK(x.padding_of_o_is(x.problem().zero_padding ? 0x00 : 0xff));
 }
-
-/// What `enqueue` puts on a stream, as a graph of the caller's.
-class CallersGraph {
- public:
-  explicit CallersGraph(const std::function<void(cudaStream_t)>& enqueue) {
-    const TestStream stream;
-    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
-    enqueue(stream);
-    REQUIRE(cudaStreamEndCapture(stream, &graph_) == cudaSuccess);
-    REQUIRE(cudaGraphInstantiate(&exec_, graph_, 0) == cudaSuccess);
-  }
-  CallersGraph(const CallersGraph&) = delete;
-  CallersGraph& operator=(const CallersGraph&) = delete;
-  ~CallersGraph() {
-    (void)cudaGraphExecDestroy(exec_);
-    (void)cudaGraphDestroy(graph_);
-  }
-
-  void launch() const {
-    REQUIRE(cudaGraphLaunch(exec_, nullptr) == cudaSuccess);
-    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  }
-  std::size_t roots() const {
-    std::size_t count = 0;
-    REQUIRE(cudaGraphGetRootNodes(graph_, nullptr, &count) == cudaSuccess);
-    return count;
-  }
-  std::size_t nodes() const {
-    std::size_t count = 0;
-    REQUIRE(cudaGraphGetNodes(graph_, nullptr, &count) == cudaSuccess);
-    return count;
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t exec_ = nullptr;
-};
 
 // A stage without kernels: a memset and copies between intermediates, as library steps.
 struct CopyParams {

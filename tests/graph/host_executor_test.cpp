@@ -551,3 +551,58 @@ TEST_CASE("what a variant does not accept is refused when it is bound")
     executor->bind({{"z", x.view()}});
   });
 }
+
+TEST_CASE("tensors may have fewer rows than the capacity where the executor is made for it")
+{
+  Problem p = small_problem();
+  p.initial_state = true;
+  p.zero_padding = true;
+  p.gate = GateForm::raw;
+  p.qk_norm = true;
+  const Capacity capacity{300, 9};
+  for (const std::string recipe : {"naive", "residual", "fused", "recurrent"}) {
+    CAPTURE(recipe);
+    const Plan plan(make_pipeline(recipe, p, capacity, device_info({})));
+    const auto executor = make_host_executor(plan, {.fewer_rows = true});
+    Externals x(p, {120, 3}, {70, 0, 40});
+    executor->bind(x.bindings());
+    executor->build();
+    executor->run();
+    const auto check = [&](const Externals& got) {
+      const OracleResult expected = oracle_recurrent(p, got.oracle_inputs());
+      CHECK(compare(got.owned_o(), std::span(expected.o).first(got.owned_elements())).within(1e-5));
+      CHECK(compare(got.tensors().at("final_state"), expected.final_state).within(1e-5));
+      CHECK(got.padding_of_o_is(0x00));
+    };
+    check(x);
+    // Other numbers, more and less, and the capacity's own.
+    std::vector<Externals> others;
+    for (const Capacity& rows : {Capacity{300, 9}, Capacity{64, 1}, Capacity{299, 4}}) {
+      const Externals& y = others.emplace_back(p, rows, std::vector<std::int64_t>{64},
+                                               Distribution::random_decay, 3);
+      executor->bind(y.bindings());
+      executor->run();
+      check(y);
+    }
+    // A refusal leaves the numbers as they were.
+    Externals y(p, {120, 3}, {1, 2, 3});
+    expect_error(ErrorCode::invalid_argument, {"k: expected 120 rows to go with q, got f32[299,"},
+                 [&] {
+                   executor->bind({{"q", y.tensors().at("q").view()}});
+                 });
+    expect_error(ErrorCode::invalid_argument, {"state: expected", "rows to go with"}, [&] {
+      executor->bind({{"initial_state", y.tensors().at("initial_state").view()}});
+    });
+    Externals larger(p, {301, 9}, {1});
+    expect_error(ErrorCode::invalid_argument, {"expected f32[300,", "or fewer rows, got f32[301,"},
+                 [&] { executor->bind(larger.bindings()); });
+    executor->run();
+    check(others.back());
+  }
+  Problem dense = small_problem();
+  dense.cu_seqlens = false;
+  expect_error(ErrorCode::invalid_argument, {"expected a problem with cu_seqlens"}, [&] {
+    make_host_executor(Plan(make_pipeline("naive", dense, {64, 1}, device_info({}))),
+                       {.fewer_rows = true});
+  });
+}

@@ -39,10 +39,11 @@ class GDNFLOW_API GraphCache {
   GraphCache(GraphCache&&) noexcept;
   GraphCache& operator=(GraphCache&&) noexcept;
 
-  /// The executor for the key, bound to `bindings`, which name every external tensor: a hit rebinds (only what changed), a miss
-  /// makes pipeline, plan and executor (graph on a CUDA device, host on the host), evicting the
-  /// entry used longest ago. The pointer keeps an executor alive after its eviction. Errors: those
-  /// of make_pipeline, bind and build; the cache is unchanged when it throws on a miss.
+  /// The executor for the key, bound to `bindings`, which name every external tensor: a hit rebinds
+  /// (only what changed), a miss makes pipeline, plan and executor (graph on a CUDA device, host on
+  /// the host), evicting the entry used longest ago. Both may stand inside a capture of the
+  /// caller's. The pointer keeps an executor alive after its eviction. Errors: those of
+  /// make_pipeline, bind and build; the cache is unchanged when it throws on a miss.
   std::shared_ptr<Executor> get(const GraphKey& key, const Bindings& bindings);
 
   GraphCacheStats stats() const noexcept;

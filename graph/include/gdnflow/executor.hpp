@@ -25,6 +25,11 @@ struct ExecutorOptions {
   /// Run these nodes only (by name); empty: all. What the others would have written must be in the
   /// arena already, which takes an arena of the caller's and a plan without reuse.
   std::vector<std::string> nodes{};
+  /// External tensors may have fewer rows than the capacity: those of T rows any number, all the
+  /// same, and those of N rows too (cu_seqlens one more). Nothing past them is read or written;
+  /// sequences that have no row are empty and without a slot. A change of either number changes the
+  /// parameters of every kernel, which `bind` updates in place. Not for dense sequences.
+  bool fewer_rows = false;
 };
 
 /// The time of a node, measured alone on a stream.
@@ -55,8 +60,8 @@ class GDNFLOW_API Executor {
   /// where a variant refuses the tensor, or a library step would have to be edited.
   virtual void bind(const Bindings& bindings) = 0;
 
-  /// Allocates, warms up, instantiates, uploads. Errors: invalid_pipeline, naming them, where edges
-  /// are not bound; cuda.
+  /// Allocates, warms up, instantiates, uploads; also while this thread captures a stream, in any
+  /// mode. Errors: invalid_pipeline, naming them, where edges are not bound; cuda.
   virtual void build() = 0;
 
   /// Enqueues one pass on `stream` (the host executor runs it to completion). The stream may be

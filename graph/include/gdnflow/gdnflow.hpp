@@ -18,6 +18,7 @@
 #include <gdnflow/recipes.hpp>
 #include <gdnflow/registry.hpp>
 #include <gdnflow/safetensors.hpp>
+#include <gdnflow/session.hpp>
 #include <gdnflow/stage.hpp>
 #include <gdnflow/stages.hpp>
 #include <gdnflow/step.hpp>

@@ -89,7 +89,8 @@ struct Problem {
 };
 
 /// The most that one plan, arena and graph can serve. `max_tokens` is the T and `max_sequences`
-/// the N of every bound tensor; what a call holds below that is read from `cu_seqlens`.
+/// the N of every bound tensor, or the most of them (ExecutorOptions::fewer_rows); what a call
+/// holds below that is read from `cu_seqlens`.
 struct Capacity {
   std::int64_t max_tokens = 0;
   std::int64_t max_sequences = 1;

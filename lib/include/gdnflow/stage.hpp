@@ -115,6 +115,11 @@ struct StageCall {
   const Stage& stage;
   std::span<const TensorView> tensors;  ///< in the order of Stage::ports
   std::span<const TensorView> scratch;  ///< in the order of Variant::scratch
+  /// Rows of the bound tensors, at most the capacity's: of those that have T, and of those that
+  /// have N. Grids, scratch and intermediates are of the capacity; no external row past these is
+  /// read or written, and sequences past `sequences` are empty and without a slot.
+  std::int64_t tokens = capacity.max_tokens;
+  std::int64_t sequences = capacity.max_sequences;
 
   /// The tensor on a port. Errors: internal for a name that the stage does not have.
   GDNFLOW_API const TensorView& operator[](std::string_view port) const;

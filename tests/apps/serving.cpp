@@ -1,0 +1,311 @@
+#include "apps/process.hpp"
+#include "support/gpu.hpp"
+
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+// gdnflow-replay with the requests of a trace, its soak, and its measurement of a call's host time.
+
+using namespace gdnflow::test;
+using Json = nlohmann::json;
+
+namespace {
+
+std::string trace(const std::string& name) {
+  return std::string(GDNFLOW_TEST_DATA) + "/../apps/traces/" + name + ".csv";
+}
+
+std::vector<std::string> with(std::vector<std::string> more) {
+  std::vector<std::string> arguments{"--device", "host", "--heads", "1,2", "--head-dim", "16"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+Json serve(std::vector<std::string> more) {
+  const Outcome outcome = run("replay", with(std::move(more)));
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  return Json::parse(outcome.out);
+}
+
+const std::string header = "arrival_ms,prompt_tokens,output_tokens,cached_tokens\n";
+
+}  // namespace
+
+TEST_CASE("every request of a trace is served once, and every token is counted")
+{
+  for (const std::string name : {"code", "conversation"}) {
+    CAPTURE(name);
+    const Json result =
+        serve({"--trace", trace(name), "--requests", "60", "--length-scale", "0.05",
+               "--checkpoint-interval", "8", "--check", "12", "--layers", "3", "--json"});
+    CHECK(result.at("requests") == 60);
+    CHECK(result.at("right") == true);
+    const auto cached = result.at("cached_tokens").get<long>();
+    CHECK((cached > 0) == (name == "conversation"));
+    for (const char* way : {"session", "per-shape"}) {
+      CAPTURE(way);
+      const Json& served = result.at("served_by").at(way);
+      CHECK(served.at("served") == 60);
+      CHECK(served.at("computed_tokens").get<long>() + cached ==
+            result.at("prompt_tokens").get<long>());
+      CHECK(served.at("checked") == 12);
+      CHECK(served.at("wrong") == 0);
+      CHECK(served.at("worst_o_rel_rms").get<double>() > 0);
+      CHECK(served.at("worst_o_rel_rms").get<double>() < 1e-5);
+      CHECK(served.at("counts").at("calls") == 3 * served.at("steps").get<long>());
+      // Prompts are longer than a step, and steps shared.
+      CHECK(served.at("pieces").get<long>() > 60);
+      CHECK(served.at("pieces").get<long>() > served.at("steps").get<long>());
+      for (const char* measure : {"step_ms", "request_ms", "call_host_us"}) {
+        const Json& p = served.at(measure);
+        CHECK(p.at("p50").get<double>() > 0);
+        CHECK(p.at("p50").get<double>() <= p.at("p95").get<double>());
+        CHECK(p.at("p95").get<double>() <= p.at("p99").get<double>());
+      }
+    }
+    const Json& session = result.at("served_by").at("session");
+    CHECK(session.at("counts").at("captures") == result.at("buckets").size());
+    CHECK(session.at("counts").at("hits") == session.at("counts").at("calls"));
+    CHECK(session.at("counts").at("workspace_bytes").get<long>() > 0);
+    CHECK(session.at("padded_tokens").get<long>() > 0);
+    CHECK(result.at("served_by").at("per-shape").at("padded_tokens") == 0);
+  }
+}
+
+TEST_CASE("pools of any type and layout are served right, with norms and with one slot")
+{
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--state-type", "bf16"},
+        {"--type", "bf16", "--state-type", "f16"},
+        {"--state-layout", "vk", "--qk-norm", "--head-map", "interleaved"},
+        {"--pipeline", "naive", "--slots", "1", "--sequences", "1"}}) {
+    CAPTURE(options.front());
+    CAPTURE(options[1]);
+    std::vector<std::string> arguments{"--trace", trace("conversation"), "--check",
+                                       "20",      "--exact-prefix",      "--json"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Json result = serve(arguments);
+    CHECK(result.at("right") == true);
+    CHECK(result.at("served_by").at("session").at("checked") == 20);
+  }
+}
+
+TEST_CASE("the same seed and trace make the same steps")
+{
+  const auto counts = [](const std::string& seed) {
+    const Json result = serve({"--trace", trace("conversation"), "--requests", "30", "--seed", seed,
+                               "--check", "3", "--json"});
+    const Json& session = result.at("served_by").at("session");
+    return Json{session.at("steps"), session.at("pieces"), session.at("padded_tokens"),
+                session.at("worst_o_rel_rms"), session.at("worst_state_rel_rms")};
+  };
+  const Json first = counts("1");
+  CHECK(first == counts("1"));
+  CHECK(first != counts("2"));  // other inputs, so other errors
+}
+
+TEST_CASE("cached tokens count down to whole checkpoints, or as they are")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  write_text(file, header + "0,100,1,37\n1.5,64,1,64\n2,5,0,0\n");
+  const auto cached = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--trace", file, "--length-scale", "1", "--check", "3", "--json"});
+    const Json result = serve(std::move(more));
+    CHECK(result.at("prompt_tokens") == 169);
+    return result.at("cached_tokens").get<int>();
+  };
+  CHECK(cached({"--exact-prefix"}) == 37 + 63);  // the last token is computed
+  CHECK(cached({"--checkpoint-interval", "16"}) == 32 + 48);
+  CHECK(cached({}) == 0);
+}
+
+TEST_CASE("requests that arrive by the clock wait for less when the clock is slow")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  std::string text = header;
+  for (int i = 0; i < 20; ++i) text += std::to_string(i * 100000) + ",100,1,0\n";
+  write_text(file, text);
+  const Json result =
+      serve({"--trace", file, "--length-scale", "1", "--speed", "1", "--check", "0", "--json"});
+  const Json& session = result.at("served_by").at("session");
+  CHECK(session.at("steps") == 20);  // each alone: nobody is there yet
+  CHECK(session.at("wait_ms").at("p99") == 0);
+}
+
+TEST_CASE("a check can fail: outside of its bound a result is wrong")
+{
+  const Outcome outcome =
+      run("replay",
+          with({"--trace", trace("code"), "--requests", "4", "--check", "1", "--bound", "1e-12"}));
+  CHECK(outcome.status == 1);
+  CHECK(outcome.error_lines() == 2);  // one for each way to serve
+  CHECK(outcome.err.find("request 3 of") != std::string::npos);
+  CHECK(outcome.out.find("1 WRONG") != std::string::npos);
+  CHECK(outcome.out.find(": right") == std::string::npos);
+}
+
+TEST_CASE("a bad line of a trace is refused with its number, what was expected and what was got")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  const auto refused = [&](const std::string& text, const std::string& line,
+                           std::vector<std::string> parts) {
+    write_text(file, text);
+    const Outcome outcome = run("replay", with({"--trace", file}));
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.out == "");
+    CHECK(outcome.error_lines() == 1);
+    parts.push_back(file + ":" + line + ": ");
+    for (const std::string& part : parts) CHECK(outcome.err.find(part) != std::string::npos);
+  };
+  refused(header + "0,5,1,0\n0,none,1,0\n", "3",
+          {"prompt_tokens: expected a whole number of at least 1, got 'none'"});
+  refused(header + "0,0,1,0\n", "2", {"prompt_tokens", "at least 1, got '0'"});
+  refused(header + "0,5,1,6\n", "2", {"cached_tokens: expected at most the prompt's 5, got 6"});
+  refused(header + "0,5,-1,0\n", "2", {"output_tokens", "at least 0, got '-1'"});
+  refused(header + "9,5,1,0\n8.5,5,1,0\n", "3", {"arrival_ms: expected at least the 9", "got 8.5"});
+  refused(header + "nan,5,1,0\n", "2", {"arrival_ms: expected a number of at least 0, got 'nan'"});
+  refused(header + "0,5,1\n", "2", {"expected 4 fields, got 3"});
+  refused(header + "0,99999999,1,0\n", "2", {"prompt_tokens: expected at most 16777216"});
+  refused(header, "1", {"at least one request, got none"});
+  refused("arrival_ms,prompt_tokens,cached_tokens\n0,5,0\n", "1",
+          {"expected a column 'output_tokens'"});
+  refused("", "1", {"expected a line of column names"});
+}
+
+TEST_CASE(
+    "options of another way to use the program are refused, and so are numbers that cannot be")
+{
+  const auto refused = [](std::vector<std::string> arguments, const std::string& part) {
+    const Outcome outcome = run("replay", with(std::move(arguments)));
+    CAPTURE(outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK(outcome.error_lines() == 1);
+    CHECK(outcome.err.find(part) != std::string::npos);
+  };
+  refused({"--layers", "3"}, "--layers: expected it with --trace, got it with random batches");
+  refused({"--trace", trace("code"), "--batches", "3"},
+          "--batches: expected it with random batches, got it with --trace");
+  refused({"--soak", "1", "--trace", trace("code")}, "--soak: expected it without --trace");
+  refused({"--soak", "0"}, "--soak: expected a number above 0, got 0");
+  refused({"--trace", trace("code"), "--length-scale", "0"}, "--length-scale: expected");
+  refused({"--trace", trace("code"), "--speed", "-1"}, "--speed: expected a number above 0");
+  refused({"--trace", trace("code"), "--slots", "0"}, "--slots: expected at least 1, got 0");
+  refused({"--trace", trace("code"), "--bound", "-1"}, "--bound: expected");
+  refused({"--trace", trace("code"), "--exact-prefix", "--checkpoint-interval", "64"},
+          "--exact-prefix: expected it without --checkpoint-interval");
+  refused({"--trace", "/nowhere/trace.csv"}, "/nowhere/trace.csv");
+  refused({"--trace", trace("code"), "--json=" + trace("code")}, "which --trace reads");
+}
+
+TEST_CASE("latencies are drawn")
+{
+  const TemporaryFolder folder;
+  const std::string svg = folder / "latency.svg";
+  const Outcome outcome = run("replay", with({"--trace", trace("code"), "--svg", svg}));
+  CAPTURE(outcome.err);
+  CHECK(outcome.status == 0);
+  if (outcome.err.find("gnuplot was not found") == std::string::npos) {
+    const std::string text = read_text(svg);
+    CHECK(text.find("<svg") != std::string::npos);
+    CHECK(text.find("per-shape") != std::string::npos);
+  }
+  // Without gnuplot the rest is still there.
+  const Outcome without = run("replay", with({"--trace", trace("code"), "--svg", svg}), "/nowhere");
+  CHECK(without.status == 0);
+  CHECK(without.err.find("no plot: gnuplot was not found on PATH") != std::string::npos);
+  CHECK(without.out.find("requests served") != std::string::npos);
+}
+
+TEST_CASE("a soak compares every batch, and one can be taken up again by its number")
+{
+  const Outcome outcome = run("replay", with({"--soak", "0.5", "--seed", "3", "--json"}));
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const Json result = Json::parse(outcome.out);
+  CHECK(result.at("right") == true);
+  CHECK(result.at("batches").get<long>() >= 2);
+  CHECK(result.at("tokens").get<long>() > 0);
+  CHECK(result.at("checked").get<long>() > 0);
+  CHECK(result.at("first_batch") == 0);
+
+  // No result is exact: the first batch that the oracle sees is wrong, and so it is again.
+  const auto fails = [](const std::string& start) {
+    const Outcome failed =
+        run("replay", with({"--soak", "5", "--seed", "3", "--bound", "0", "--start-batch", start}));
+    CHECK(failed.status == 1);
+    CHECK(failed.error_lines() == 1);
+    CHECK(failed.out.find("WRONG") != std::string::npos);
+    return failed.err;
+  };
+  const std::string error = fails("70");
+  const std::string number = error.substr(error.rfind(' ') + 1);
+  CHECK(error.find("--seed 3 --start-batch ") != std::string::npos);
+  CHECK(std::stol(number) >= 64);
+  CHECK(fails(number.substr(0, number.find('\n'))) == error);
+}
+
+TEST_CASE("the host's time of a call is measured for every way to make it")
+{
+  const Json result = serve({"--host-cost", "--tokens", "64", "--sequences", "2", "--json"});
+  CHECK(result.at("nodes").get<int>() > 0);
+  for (const char* way :
+       {"session", "session_rebound", "session_other_rows", "prefill", "bind", "plan", "capture"}) {
+    CAPTURE(way);
+    const Json& p = result.at("host_us").at(way);
+    CHECK(p.at("p50").get<double>() > 0);
+    CHECK(p.at("p50").get<double>() <= p.at("p99").get<double>());
+  }
+}
+
+TEST_CASE("on a GPU graphs, kernel by kernel and a graph a shape serve a trace alike")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Outcome outcome =
+      run("replay", {"--device", "cuda", "--heads", "2,4", "--trace", trace("conversation"),
+                     "--requests", "100", "--length-scale", "0.2", "--layers", "3", "--slots", "16",
+                     "--check", "20", "--json"});
+  CAPTURE(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const Json result = Json::parse(outcome.out);
+  const Json& ways = result.at("served_by");
+  CHECK(result.at("cached_tokens").get<long>() > 0);
+  for (const char* way : {"graph", "eager", "per-shape"}) {
+    CAPTURE(way);
+    CHECK(ways.at(way).at("served") == 100);
+    CHECK(ways.at(way).at("checked") == 20);
+    CHECK(ways.at(way).at("wrong") == 0);
+    CHECK(ways.at(way).at("steps") == ways.at("graph").at("steps"));
+  }
+  // The same kernels for the same steps.
+  CHECK(ways.at("graph").at("worst_o_rel_rms") == ways.at("eager").at("worst_o_rel_rms"));
+  CHECK(ways.at("graph").at("worst_state_rel_rms") == ways.at("eager").at("worst_state_rel_rms"));
+}
+
+TEST_CASE("on a GPU a soak finds nothing, and the host's time of a call is measured")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Outcome soak = run("replay", {"--device", "cuda", "--heads", "2,4", "--soak", "5",
+                                      "--most-tokens", "5000", "--json"});
+  CAPTURE(soak.err);
+  REQUIRE(soak.status == 0);
+  CHECK(Json::parse(soak.out).at("right") == true);
+  CHECK(Json::parse(soak.out).at("checked").get<long>() > 0);
+  const Outcome cost =
+      run("replay", {"--device", "cuda", "--heads", "2,4", "--host-cost", "--json"});
+  CAPTURE(cost.err);
+  REQUIRE(cost.status == 0);
+  const Json us = Json::parse(cost.out).at("host_us");
+  for (const char* way : {"replay", "replay_rebound", "eager", "eager_rebound", "bind_graph"}) {
+    CHECK(us.at(way).at("p50").get<double>() > 0);
+  }
+  // A replay is what graphs are for, and a capture what they cost.
+  CHECK(us.at("replay").at("p50").get<double>() < us.at("capture").at("p50").get<double>());
+}

@@ -1,0 +1,50 @@
+#pragma once
+
+#include "gpu/device_externals.hpp"
+
+#include <cstddef>
+#include <functional>
+
+#include <cuda_runtime_api.h>
+#include <doctest/doctest.h>
+
+namespace gdnflow::test {
+
+/// What `enqueue` puts on a stream, as a graph of the caller's.
+class CallersGraph {
+ public:
+  explicit CallersGraph(const std::function<void(cudaStream_t)>& enqueue) {
+    const TestStream stream;
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    enqueue(stream);
+    REQUIRE(cudaStreamEndCapture(stream, &graph_) == cudaSuccess);
+    REQUIRE(cudaGraphInstantiate(&exec_, graph_, 0) == cudaSuccess);
+  }
+  CallersGraph(const CallersGraph&) = delete;
+  CallersGraph& operator=(const CallersGraph&) = delete;
+  ~CallersGraph() {
+    (void)cudaGraphExecDestroy(exec_);
+    (void)cudaGraphDestroy(graph_);
+  }
+
+  void launch() const {
+    REQUIRE(cudaGraphLaunch(exec_, nullptr) == cudaSuccess);
+    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  }
+  std::size_t roots() const {
+    std::size_t count = 0;
+    REQUIRE(cudaGraphGetRootNodes(graph_, nullptr, &count) == cudaSuccess);
+    return count;
+  }
+  std::size_t nodes() const {
+    std::size_t count = 0;
+    REQUIRE(cudaGraphGetNodes(graph_, nullptr, &count) == cudaSuccess);
+    return count;
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t exec_ = nullptr;
+};
+
+}  // namespace gdnflow::test

@@ -1,0 +1,177 @@
+#pragma once
+
+#include <gdnflow/compare.hpp>
+#include <gdnflow/oracle.hpp>
+#include <gdnflow/prefill.hpp>
+
+#include "support/externals.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+namespace gdnflow::test {
+
+/// PrefillTensors of tensors that are known by name.
+template <class Find>
+PrefillTensors prefill_tensors(Find&& find) {
+  PrefillTensors t;
+  const std::pair<const char*, TensorView PrefillTensors::*> members[] = {
+      {"q", &PrefillTensors::q},
+      {"k", &PrefillTensors::k},
+      {"v", &PrefillTensors::v},
+      {"g", &PrefillTensors::g},
+      {"beta", &PrefillTensors::beta},
+      {"a", &PrefillTensors::a},
+      {"b", &PrefillTensors::b},
+      {"a_log", &PrefillTensors::a_log},
+      {"dt_bias", &PrefillTensors::dt_bias},
+      {"cu_seqlens", &PrefillTensors::cu_seqlens},
+      {"prefix_lens", &PrefillTensors::prefix_lens},
+      {"initial_state", &PrefillTensors::initial_state},
+      {"final_state", &PrefillTensors::final_state},
+      {"state_indices", &PrefillTensors::state_indices},
+      {"output_state_indices", &PrefillTensors::output_state_indices},
+      {"has_initial_state", &PrefillTensors::has_initial_state},
+      {"checkpoints", &PrefillTensors::checkpoints},
+      {"checkpoint_state_indices", &PrefillTensors::checkpoint_state_indices},
+      {"o", &PrefillTensors::o}};
+  for (const auto& [name, member] : members) find(std::string(name), t.*member);
+  return t;
+}
+
+/// A sequence of a batch as an engine has it.
+struct EngineSequence {
+  std::int64_t tokens = 0;
+  std::int32_t slot = -1;  ///< of the pool; -1: starts from zero, and its state goes nowhere
+  bool started = true;     ///< has an initial state
+};
+
+/// What an engine holds for one step: buffers for `rows` tokens and `sequences` sequences, and
+/// pools of as many slots. Metadata behind the batch is what an earlier, larger one left: sequences
+/// that own the rest of the tokens, with slots that exist.
+class EngineBatch {
+ public:
+  EngineBatch(Problem problem, std::int64_t rows, std::int64_t sequences,
+              std::vector<EngineSequence> batch, std::uint64_t seed = 1)
+      : batch_(std::move(batch)),
+        externals_(pooled(problem), {rows, sequences}, lengths(batch_), Distribution::random_decay,
+                   seed) {
+    HostTensor slots(DType::i32, {sequences});
+    HostTensor flags(DType::u8, {sequences});
+    for (std::int64_t n = 0; n < sequences; ++n) {
+      const bool there = n < count();
+      const auto i = static_cast<std::size_t>(n);
+      slots.as<std::int32_t>()[n] = there ? batch_[i].slot : 0;
+      flags.as<std::uint8_t>()[n] = there && !batch_[i].started ? 0 : 1;
+    }
+    externals_.tensors()["state_indices"] = std::move(slots);
+    externals_.tensors()["has_initial_state"] = std::move(flags);
+    auto* offsets = externals_["cu_seqlens"].as<std::int32_t>();
+    std::fill(offsets + count() + 1, offsets + sequences + 1, static_cast<std::int32_t>(rows));
+  }
+
+  static Problem pooled(Problem problem) {
+    problem.initial_state = problem.state_indices = problem.has_initial_state = true;
+    return problem;
+  }
+
+  const Problem& problem() const noexcept { return externals_.problem(); }
+  Externals& externals() noexcept { return externals_; }
+  const Externals& externals() const noexcept { return externals_; }
+  std::int64_t tokens() const noexcept { return externals_.tokens(); }
+  std::int64_t count() const noexcept { return std::ssize(batch_); }
+
+  PrefillTensors tensors() const {
+    return prefill_tensors([&](const std::string& name, TensorView& view) {
+      const auto found = externals_.tensors().find(name);
+      if (found != externals_.tensors().end()) view = found->second.view();
+    });
+  }
+
+  /// Compares `x`, this batch's tensors after a run, with the oracle; nothing else may be written.
+  void check(const Externals& x, double bound) const {
+    OracleInputs inputs = x.oracle_inputs();
+    inputs.cu_seqlens = externals_.offsets();
+    inputs.cu_seqlens.resize(static_cast<std::size_t>(count()) + 1);
+    HostTensor initial(problem().state, {std::max<std::int64_t>(count(), 1), problem().v_heads,
+                                         row_extents()[0], row_extents()[1]});
+    const std::size_t row = row_bytes();
+    for (std::int64_t n = 0; n < count(); ++n) {
+      const EngineSequence& sequence = batch_[static_cast<std::size_t>(n)];
+      if (sequence.slot < 0 || !sequence.started) continue;
+      std::memcpy(initial.as<char>() + static_cast<std::size_t>(n) * row,
+                  x.tensors().at("initial_state").as<char>() + sequence.slot * row, row);
+    }
+    TensorView starts = initial.view();
+    starts.extents[0] = count();
+    inputs.initial_state = starts;
+    const OracleResult expected = oracle_recurrent(problem(), inputs);
+    const Comparison o = compare(x.owned_o(), std::span(expected.o).first(x.owned_elements()));
+    CHECK_MESSAGE(o.within(bound), "o: ", to_string(o));
+    CHECK(x.padding_of_o_is(0xff));
+
+    std::set<std::int64_t> written;
+    const TensorView& final = x.tensors().at("final_state").view();
+    const std::size_t elements =
+        expected.final_state.size() / std::max<std::size_t>(static_cast<std::size_t>(count()), 1);
+    for (std::int64_t n = 0; n < count(); ++n) {
+      const std::int32_t slot = batch_[static_cast<std::size_t>(n)].slot;
+      if (slot < 0) continue;
+      written.insert(slot);
+      TensorView one = final;
+      one.extents[0] = 1;
+      one.data = static_cast<char*>(final.data) + slot * row;
+      const Comparison state =
+          compare(one, std::span(expected.final_state)
+                           .subspan(static_cast<std::size_t>(n) * elements, elements));
+      CHECK_MESSAGE(state.within(bound), "sequence ", n, ": ", to_string(state));
+    }
+    for (std::int64_t slot = 0; slot < final.extents[0]; ++slot) {
+      if (written.contains(slot)) continue;
+      const auto* bytes = static_cast<const unsigned char*>(final.data) + slot * row;
+      CHECK_MESSAGE(std::all_of(bytes, bytes + row, [](unsigned char b) { return b == 0xff; }),
+                    "slot ", slot, " was written");
+    }
+  }
+  void check(double bound) const { check(externals_, bound); }
+
+ private:
+  static std::vector<std::int64_t> lengths(const std::vector<EngineSequence>& batch) {
+    std::vector<std::int64_t> result;
+    for (const EngineSequence& sequence : batch) result.push_back(sequence.tokens);
+    return result;
+  }
+  std::array<std::int64_t, 2> row_extents() const {
+    const bool kv = problem().state_layout == StateLayout::kv;
+    return {kv ? problem().qk_dim : problem().v_dim, kv ? problem().v_dim : problem().qk_dim};
+  }
+  std::size_t row_bytes() const {
+    return static_cast<std::size_t>(problem().v_heads * problem().qk_dim * problem().v_dim) *
+           size_of(problem().state);
+  }
+
+  std::vector<EngineSequence> batch_;
+  Externals externals_;
+};
+
+/// The first rows of every tensor, as an engine has them whose tensors are made for the step.
+inline PrefillTensors exact_rows(PrefillTensors t, std::int64_t tokens, std::int64_t sequences) {
+  for (TensorView* view : {&t.q, &t.k, &t.v, &t.g, &t.beta, &t.a, &t.b, &t.o}) {
+    if (view->rank > 0) view->extents[0] = tokens;
+  }
+  for (TensorView* view :
+       {&t.prefix_lens, &t.state_indices, &t.output_state_indices, &t.has_initial_state}) {
+    if (view->rank > 0) view->extents[0] = sequences;
+  }
+  if (t.cu_seqlens.rank > 0) t.cu_seqlens.extents[0] = sequences + 1;
+  return t;
+}
+
+}  // namespace gdnflow::test
