@@ -111,13 +111,14 @@ __device__ __forceinline__ std::int32_t token_of(const Span& span, std::int32_t 
 }
 
 // The nearest chunk of a sequence in front of chunk `begin` where what is older has faded when that
-// begins; or its first, with its initial state, where that is no more than `most_lead` in front;
-// else none (-1). By a warp, eight chunks at a time. A NaN never has faded.
+// begins, or its first, with its initial state; none (-1) where the share does better linked. By a
+// warp, eight chunks at a time. A NaN never has faded.
 __device__ __forceinline__ segments::Start look_back(const Params& p, const Span& span,
-                                                     const Place& begin, std::int32_t most_lead) {
+                                                     const Share& share) {
+  const Place begin = share.begin;
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const float nothing = -__int_as_float(0x7f800000);
-  const std::int32_t least = max(0, begin.chunk - most_lead);
+  const std::int32_t least = max(0, begin.chunk - share.most_lead);
   float before = 0.0F;
 #pragma unroll 1
   for (std::int32_t from = begin.chunk - 1; from >= least; from -= 8) {
@@ -149,7 +150,7 @@ __device__ __forceinline__ segments::Start look_back(const Params& p, const Span
     }
     before = __shfl_sync(~0U, sum, 31);
   }
-  return {least == 0 ? 0 : -1, nothing};
+  return {begin.chunk <= share.most_start ? 0 : -1, nothing};
 }
 
 // A chunk of nothing that leaves nothing, the first job: while the block waits for its share, every
@@ -193,8 +194,7 @@ class Scheduler {
       segments::Start start{now_.at.chunk, 0.0F};
       const bool ahead = step == Progress::look_ahead;
       if (ahead || (step == Progress::share && now_.at.chunk > 0)) {
-        const Share& share = now_.shares[ahead ? 1 : 0];
-        start = look_back(p_, now_.span, share.begin, share.most_lead);
+        start = look_back(p_, now_.span, now_.shares[ahead ? 1 : 0]);
         if (rehearses) {
           start.chunk = 0;
         } else if (!ahead && is_first_lane()) {

@@ -165,14 +165,17 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
     ++share.last_block;
   }
   const std::int32_t n = share.begin.sequence;
-  share.most_lead = 0;
+  share.most_lead = share.most_start = 0;
   share.span = {};
   share.span.first_chunk = row.offsets[n];
   if (n < sequences) {
     share.span = span_of(row.offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n);
-    const std::int32_t end =
-        begins_inside(block + 1) ? shared.places[block + 1].chunk : share.span.chunks;
+    const bool goes_on = begins_inside(block + 1);
+    const std::int32_t end = goes_on ? shared.places[block + 1].chunk : share.span.chunks;
     share.most_lead = min(2 * (end - share.begin.chunk) + link_cost, segments::most_lead);
+    // A head's last share is walked once, linked or not, and the block in front is no later with
+    // the state than a walk from the start would be.
+    share.most_start = goes_on ? share.most_lead : link_cost;
   }
   table.shares[block] = share;
 }

@@ -31,7 +31,8 @@ struct Share {
   std::int32_t first_block;  ///< where it begins inside a sequence: the block that this sequence
                              ///< and head begins in,
   std::int32_t last_block;   ///< and the last one that begins inside it
-  std::int32_t most_lead;    ///< chunks in front of a begin inside that cost less than a link
+  std::int32_t most_lead;    ///< chunks in front of a begin inside that cost less than a link,
+  std::int32_t most_start;   ///< and those from the sequence's start
   Span span;                 ///< the sequence; of the end `first_chunk` alone
 };
 
