@@ -472,7 +472,10 @@ class Scheduler {
     const std::int32_t start = __ldcg(&p_.share_starts[block]);
     const std::int32_t first = share.span.first_chunk;
     float log2_bound = __ldcg(&p_.share_bounds[block]);
-    for (int i = 0; i < 4; ++i) log2_bound += __ldcg(&p_.segments.log2_growth[4 * block + i]);
+    // Where nothing is cut off, nobody may have said how keys let it grow.
+    for (int i = 0; i < 4 && log2_bound > -__int_as_float(0x7f800000); ++i) {
+      log2_bound += __ldcg(&p_.segments.log2_growth[4 * block + i]);
+    }
     return most(share.begin.head, first + start) * exp2f(log2_bound) <=
            exp2f(segments::log2_resolution) * most(share.begin.head, first + share.begin.chunk);
   }

@@ -469,7 +469,7 @@ __device__ __forceinline__ void wait_for_front(const WholeParams& p) {
   int left = 0;
   do {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(left) : "l"(front) : "memory");
-  } while (!__any_sync(~0U, left != 0));
+  } while (!__all_sync(~0U, left != 0));
 }
 // For the next block, by both state groups.
 __device__ __forceinline__ void leave_state(const WholeParams& p, State& state) {
@@ -668,7 +668,10 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
 #pragma unroll
     for (int part = 0; part < 2; ++part, ++i) {
       shared.empty_keys[stage[part]].arrive();
-      shared.used[slot_of<Shape::pair_stages>(i).index].arrive();
+      // Nothing of the pair is read, but its phases are to stay in step.
+      const Slot pair = slot_of<Shape::pair_stages>(i);
+      shared.solved[pair.index].wait(pair.phase);
+      shared.used[pair.index].arrive();
     }
   };
   const auto walk = [&](const Job& w) {

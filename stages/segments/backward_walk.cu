@@ -96,10 +96,7 @@ std::int64_t blocks(const VariantQuery& query) {
 }
 
 Support supports(const VariantQuery& query) {
-  if (query.problem.mode == Mode::batch_invariant) {
-    return Support::no(
-        "mode: expected fastest, got batch_invariant: cuts depend on the whole call");
-  }
+  if (Support mode = supports_mode(query); !mode) return mode;
   if (useful_segments(query.problem, query.device) == 1) {
     return Support::no("v_heads: expected few enough to leave multiprocessors idle, got " +
                        std::to_string(query.problem.v_heads));

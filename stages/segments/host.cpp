@@ -112,6 +112,10 @@ void steps(const StageCall& /*call*/, StepList& out) { out.push_back({"segments"
 
 }  // namespace
 
-Variant host() { return host::host_variant("bounds in fp64", steps); }
+Variant host() {
+  Variant variant = host::host_variant("bounds in fp64", steps);
+  variant.supports = supports_mode;
+  return variant;
+}
 
 }  // namespace gdnflow::stages::segments

@@ -30,6 +30,8 @@ struct Slot {
 
 /// gdnflow::useful_segments of the device, for blocks of half a head.
 std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device);
+/// Refuses batch_invariant for the stage, which cuts all sequences of a call together.
+Support supports_mode(const VariantQuery& query);
 /// The most segments of a sequence where each is cut as if it were alone, by the model's heads and
 /// whatever the machine: batch_invariant. Else 0.
 std::int64_t segments_alone(const Problem& problem);

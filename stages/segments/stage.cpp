@@ -14,6 +14,11 @@ std::int64_t useful_segments(const Problem& problem, const DeviceInfo& device) {
   return gdnflow::useful_segments(problem, device.multiprocessors);
 }
 
+Support supports_mode(const VariantQuery& query) {
+  if (query.problem.mode == Mode::fastest) return Support::yes();
+  return Support::no("mode: expected fastest, got batch_invariant: cuts depend on the whole call");
+}
+
 std::int64_t segments_alone(const Problem& problem) {
   if (problem.mode != Mode::batch_invariant) return 0;
   Problem model = problem;
