@@ -670,6 +670,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       shared.empty_keys[stage[part]].arrive();
       // Nothing of the pair is read, but its phases are to stay in step.
       const Slot pair = slot_of<Shape::pair_stages>(i);
+      shared.scored[pair.index].wait(pair.phase);
       shared.solved[pair.index].wait(pair.phase);
       shared.used[pair.index].arrive();
     }
