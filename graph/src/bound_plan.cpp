@@ -5,6 +5,7 @@
 #include "edge_text.hpp"
 
 #include <algorithm>
+#include <variant>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,9 +24,13 @@ bool same_tensor(const TensorView& a, const TensorView& b) noexcept {
          std::equal(a.strides.begin(), a.strides.begin() + rank, b.strides.begin());
 }
 
-BoundPlan::BoundPlan(Plan plan, std::string who, std::span<const std::string> only, bool fewer_rows)
-    : plan_(std::move(plan)), who_(std::move(who)), fewer_rows_(fewer_rows) {
-  if (fewer_rows && !pipeline().problem().cu_seqlens) {
+BoundPlan::BoundPlan(Plan plan, std::string who, const ExecutorOptions& options)
+    : plan_(std::move(plan)),
+      who_(std::move(who)),
+      fewer_rows_(options.fewer_rows),
+      programmatic_(options.programmatic) {
+  const std::vector<std::string>& only = options.nodes;
+  if (fewer_rows_ && !pipeline().problem().cu_seqlens) {
     refuse(ErrorCode::invalid_argument,
            "fewer rows than the capacity: expected a problem with cu_seqlens, got dense sequences");
   }
@@ -319,6 +324,10 @@ void BoundPlan::prepare(int index, void* arena) {
     }
   }
   variant.steps(stage_call, work.steps);
+  if (programmatic_) return;
+  for (Step& step : work.steps) {
+    if (auto* const launch = std::get_if<KernelLaunch>(&step.work)) launch->programmatic = false;
+  }
 }
 
 void BoundPlan::commit() noexcept {

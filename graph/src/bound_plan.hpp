@@ -34,11 +34,9 @@ class BoundPlan {
     std::int64_t sequences = 0;  ///< the same
   };
 
-  /// `only` names the nodes to run; empty: all. `who` starts every message. `fewer_rows` as in
-  /// ExecutorOptions. Errors: invalid_argument for a name that no node has, or for fewer rows of
-  /// dense sequences.
-  BoundPlan(Plan plan, std::string who, std::span<const std::string> only = {},
-            bool fewer_rows = false);
+  /// `who` starts every message. Of the options nodes, rows and launches count here. Errors:
+  /// invalid_argument for a name that no node has, or for fewer rows of dense sequences.
+  BoundPlan(Plan plan, std::string who, const ExecutorOptions& options);
 
   const Plan& plan() const noexcept { return plan_; }
   const Pipeline& pipeline() const noexcept { return plan_.pipeline(); }
@@ -113,6 +111,7 @@ class BoundPlan {
   Plan plan_;
   std::string who_;
   bool fewer_rows_;
+  bool programmatic_;
   RowGroup tokens_;
   RowGroup sequences_;
   std::vector<int> order_;

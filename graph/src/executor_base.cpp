@@ -50,8 +50,7 @@ void check_options(const Plan& plan, const ExecutorOptions& options, DeviceType 
 
 ExecutorBase::ExecutorBase(Plan plan, ExecutorOptions options, DeviceType target,
                            std::string_view kind)
-    : bound_((check_options(plan, options, target, kind), plan), plan.pipeline().id(),
-             options.nodes, options.fewer_rows),
+    : bound_((check_options(plan, options, target, kind), plan), plan.pipeline().id(), options),
       options_(std::move(options)) {}
 
 void ExecutorBase::bind(const Bindings& bindings) {

@@ -47,7 +47,7 @@ struct Entry {
 
   Entry(Key k, Plan plan)
       : key(std::move(k)),
-        bound(std::move(plan), "prefill"),
+        bound(std::move(plan), "prefill", {}),
         edges(tensor_edges(bound.pipeline())) {}
 };
 

@@ -141,7 +141,7 @@ struct PrefillSession::Impl {
 
   void build(Bucket& bucket) {
     // Tensors are looked at before memory is asked for.
-    BoundPlan probe(bucket.plan, bucket.plan.pipeline().id(), {}, true);
+    BoundPlan probe(bucket.plan, bucket.plan.pipeline().id(), {.fewer_rows = true});
     EdgeTensors resolved;
     probe.resolve(bucket.next, resolved);
     probe.propose(resolved);
@@ -156,7 +156,7 @@ struct PrefillSession::Impl {
     }
     const std::int64_t free_before = free_device_memory(device);
     std::unique_ptr<Executor> executor =
-        make_one(bucket.plan, options.graphs, {arena, arena_bytes, {}, true});
+        make_one(bucket.plan, options.graphs, {arena, arena_bytes, {}, true, options.programmatic});
     executor->bind(bucket.next);
     executor->build();
     stats.graph_bytes += std::max<std::int64_t>(free_before - free_device_memory(device), 0);

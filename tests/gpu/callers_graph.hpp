@@ -2,8 +2,10 @@
 
 #include "gpu/device_externals.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <doctest/doctest.h>
@@ -40,6 +42,18 @@ class CallersGraph {
     std::size_t count = 0;
     REQUIRE(cudaGraphGetNodes(graph_, nullptr, &count) == cudaSuccess);
     return count;
+  }
+  /// Edges along which a kernel may start before the one in front has ended.
+  std::size_t programmatic_edges() const {
+    std::size_t count = 0;
+    REQUIRE(cudaGraphGetEdges(graph_, nullptr, nullptr, nullptr, &count) == cudaSuccess);
+    std::vector<cudaGraphNode_t> from(count), to(count);
+    std::vector<cudaGraphEdgeData> edges(count);
+    REQUIRE(cudaGraphGetEdges(graph_, from.data(), to.data(), edges.data(), &count) == cudaSuccess);
+    return static_cast<std::size_t>(
+        std::count_if(edges.begin(), edges.end(), [](const cudaGraphEdgeData& edge) {
+          return edge.type == cudaGraphDependencyTypeProgrammatic;
+        }));
   }
 
  private:

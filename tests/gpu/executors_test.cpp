@@ -262,6 +262,33 @@ TEST_CASE("a run is captured into a graph of the caller's, branches kept apart")
   }
 }
 
+TEST_CASE("programmatic launches can be switched off, for the same bits")
+{
+  GDNFLOW_REQUIRE_GPU();
+  const Problem p = full_problem();
+  const Externals host(p, {200, 2}, {120, 60});
+  const Support support = can_make_pipeline("one-pass", p, host.capacity(), device_info(gpu));
+  if (!support) return;
+  DeviceExternals x(host);
+  std::vector<unsigned char> expected;
+  for (const bool programmatic : {true, false}) {
+    CAPTURE(programmatic);
+    for (const Factory make : {make_eager_executor, make_graph_executor}) {
+      ExecutorOptions options;
+      options.programmatic = programmatic;
+      const auto executor = make(gpu_plan("one-pass", host), options);
+      executor->bind(x.bindings());
+      executor->build();
+      x.overwrite(host);
+      executor->run();
+      if (expected.empty()) expected = x.bits();
+      CHECK(x.bits() == expected);
+      const CallersGraph callers([&](cudaStream_t stream) { executor->run(stream); });
+      CHECK((callers.programmatic_edges() > 0) == programmatic);
+    }
+  }
+}
+
 TEST_CASE("an optional node is switched in the built graph")
 {
   GDNFLOW_REQUIRE_GPU();

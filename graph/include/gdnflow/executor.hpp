@@ -30,6 +30,10 @@ struct ExecutorOptions {
   /// sequences that have no row are empty and without a slot. A change of either number changes the
   /// parameters of every kernel, which `bind` updates in place. Not for dense sequences.
   bool fewer_rows = false;
+  /// On a GPU of sm_90 and later a kernel that waits for the one in front by itself may start while
+  /// that one drains (programmatic dependent launch). false: each starts when the last has ended,
+  /// for a profiler, or neighbours that take it badly.
+  bool programmatic = true;
 };
 
 /// The time of a node, measured alone on a stream.

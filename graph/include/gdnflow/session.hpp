@@ -23,6 +23,7 @@ GDNFLOW_API std::vector<Capacity> capacity_ladder(const Capacity& most,
 struct SessionOptions {
   PrefillOptions prefill{};  ///< recipe and variants, the same for every bucket
   bool graphs = true;        ///< on a GPU replay a captured graph; false: launch kernel by kernel
+  bool programmatic = true;  ///< as in ExecutorOptions
 };
 
 struct SessionStats {
