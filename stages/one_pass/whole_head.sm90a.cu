@@ -189,6 +189,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
   const auto walk = [&](const Job& w) {
     if (w.chunks == 0) return;
     if (w.kind == Job::link) {
+#pragma unroll 1
       for (int left = w.chunks; left > 0; --left) {
         shared.full_keys[slot.index].wait(slot.phase);
         shared.empty_keys[slot.index].arrive();
@@ -524,6 +525,7 @@ __device__ __forceinline__ void store_transfer(const WholeParams& p, int column,
 // The same parts to where chunks come to, one as if it were a chunk; by a warp.
 __device__ __forceinline__ void produce_transfer(const WholeParams& p, Shared& shared, Slot& slot) {
   const std::byte* from = p.links.transfers + blockIdx.x * transfer_bytes;
+#pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     Barrier& full = shared.full_keys[slot.index];
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);
