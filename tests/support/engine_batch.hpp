@@ -142,6 +142,41 @@ class EngineBatch {
   }
   void check(double bound) const { check(externals_, bound); }
 
+  /// Writes `value` over the rows of sequence `n` in an input of f32 or of 16 bits, over its slot
+  /// in `initial_state`.
+  void poison_sequence(std::int64_t n, const std::string& name, float value) {
+    const TensorView& view = externals_[name].view();
+    const auto i = static_cast<std::size_t>(n);
+    const bool state = name == "initial_state";
+    const std::int64_t first = state ? batch_[i].slot : externals_.offsets()[i];
+    const std::int64_t rows = state ? 1 : batch_[i].tokens;
+    const std::vector<float> row(static_cast<std::size_t>(view.strides[0]), value);
+    for (std::int64_t at = first; at < first + rows; ++at) {
+      host::store(view, at * view.strides[0], view.strides[0], row.data());
+    }
+  }
+  /// Bits of sequence `n`'s rows and slot in `a` and `b`, tensors of this batch.
+  void check_same(std::int64_t n, const Externals& a, const Externals& b) const {
+    const auto same = [&](const char* name, std::int64_t first, std::int64_t rows) {
+      const TensorView& x = a.tensors().at(name).view();
+      const auto row = static_cast<std::int64_t>(size_of(x.dtype)) * x.strides[0];
+      return std::memcmp(x.as<char>() + first * row, b.tensors().at(name).as<char>() + first * row,
+                         static_cast<std::size_t>(rows * row)) == 0;
+    };
+    const auto i = static_cast<std::size_t>(n);
+    CHECK_MESSAGE(same("o", externals_.offsets()[i], batch_[i].tokens), "o of sequence ", n,
+                  " differs");
+    if (batch_[i].slot >= 0) {
+      CHECK_MESSAGE(same("final_state", batch_[i].slot, 1), "state of sequence ", n, " differs");
+    }
+  }
+  /// The same for every sequence but `n`.
+  void check_same_but(std::int64_t n, const Externals& a, const Externals& b) const {
+    for (std::int64_t m = 0; m < count(); ++m) {
+      if (m != n) check_same(m, a, b);
+    }
+  }
+
  private:
   static std::vector<std::int64_t> lengths(const std::vector<EngineSequence>& batch) {
     std::vector<std::int64_t> result;
