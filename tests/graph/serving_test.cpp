@@ -121,6 +121,37 @@ TEST_CASE("what is not finite in one sequence of a session changes no bit of ano
   }
 }
 
+TEST_CASE("lengths of any kind lead to no row that there is not")
+{
+  constexpr std::int64_t rows = 137;
+  for (const DType index : {DType::i32, DType::i64}) {
+    Problem p = small_problem();
+    p.index = index;
+    for (const std::string& recipe : host_recipes(EngineBatch::pooled(p))) {
+      CAPTURE(recipe);
+      PrefillSession session = session_of(EngineBatch::pooled(p), {4096, 64}, recipe);
+      for (const std::vector<std::int64_t>& offsets : bad_offsets(rows, index)) {
+        CAPTURE(offsets);
+        EngineBatch batch(p, rows, 3, safe_sequences(offsets, rows));
+        batch.set_offsets(offsets);
+        session.run(batch.tensors(), rows, 3);
+        batch.check(bound);
+      }
+    }
+  }
+}
+
+TEST_CASE("slots that the pool does not have are read as zero and written nowhere")
+{
+  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_problem()))) {
+    CAPTURE(recipe);
+    EngineBatch batch(small_problem(), 200, 3, {{70, 2}, {65, 3}, {40, 1 << 30}});
+    PrefillSession session = session_of(batch.problem(), {200, 3}, recipe);
+    session.run(batch.tensors(), batch.tokens(), batch.count());
+    batch.check(bound);
+  }
+}
+
 TEST_CASE("slots past 4096 of a pool of more than 2^31 elements are the slots that they are")
 {
   // Slots of 2 MiB: of the pool's 17 GB only the pages in use are there.

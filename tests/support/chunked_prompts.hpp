@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -166,6 +167,11 @@ class ChunkedPrompts {
   struct Piece {
     std::int64_t prompt, prefix, tokens, first_row;
   };
+  /// What the oracle has said so far; copies share it.
+  struct Expected {
+    std::vector<double> o;
+    std::map<std::pair<std::int64_t, std::int64_t>, std::vector<double>> states;
+  };
 
   /// As whole prompts are, for the oracle.
   static Problem plain(Problem problem) {
@@ -240,12 +246,13 @@ class ChunkedPrompts {
   }
 
   const std::vector<double>& outputs() {
-    if (outputs_.empty()) outputs_ = oracle_recurrent(plain(problem_), whole_.views()).o;
-    return outputs_;
+    std::vector<double>& o = expected_->o;
+    if (o.empty()) o = oracle_recurrent(plain(problem_), whole_.views()).o;
+    return o;
   }
   /// A prompt's state behind its first `tokens`.
   const std::vector<double>& state_at(std::int64_t prompt, std::int64_t tokens) {
-    std::vector<double>& state = states_[{prompt, tokens}];
+    std::vector<double>& state = expected_->states[{prompt, tokens}];
     if (state.empty()) {
       OracleInputs inputs = whole_.views();
       const std::int64_t first = whole_.cu_seqlens[static_cast<std::size_t>(prompt)];
@@ -261,8 +268,7 @@ class ChunkedPrompts {
   std::map<std::string, HostTensor> tensors_;
   std::vector<Piece> in_step_;
   std::int64_t step_tokens_ = 0;
-  std::vector<double> outputs_;
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<double>> states_;
+  std::shared_ptr<Expected> expected_ = std::make_shared<Expected>();
 };
 
 /// Prompts whose first piece is one token, which end within a chunk, at its border and a token
