@@ -1,6 +1,7 @@
 #include <gdnflow/compare.hpp>
 #include <gdnflow/inputs.hpp>
 #include <gdnflow/oracle.hpp>
+#include <gdnflow/recipes.hpp>
 #include <gdnflow/session.hpp>
 
 #include "gpu/device_batch.hpp"
@@ -84,12 +85,17 @@ class LargeBatch {
     });
   }
 
-  /// Runs and checks every recipe whose workspace is within `most_workspace` bytes; says in a line
-  /// which are not.
+  /// Runs and checks every recipe that takes the capacity, with a workspace within
+  /// `most_workspace` bytes; says in a line which do not.
   void check_recipes(std::int64_t most_workspace) const {
     int ran = 0;
     for (const std::string& recipe : runnable(problem_)) {
       CAPTURE(recipe);
+      const Support support = can_make_pipeline(recipe, problem_, capacity(), device_info(gpu));
+      if (!support) {
+        fmt::print("{} at {}: left out, {}\n", recipe, to_string(capacity()), support.reason);
+        continue;
+      }
       PrefillSession session = session_of(problem_, {capacity()}, recipe);
       if (session.workspace_bytes() > most_workspace) {
         fmt::print("{} at {}: left out, its workspace is {:.1f} GiB\n", recipe,
