@@ -55,11 +55,11 @@ inline std::string_view expect_text(const char* text, std::string_view name) {
 template <class T, std::size_t N>
 const T& find_named(const std::array<T, N>& all, std::string_view T::*name, std::string_view what,
                     std::string_view text) {
-  std::string names;
   for (const T& known : all) {
     if (known.*name == text) return known;
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", known.*name);
   }
+  std::string names;
+  for (const T& known : all) names += fmt::format("{}{}", names.empty() ? "" : ", ", known.*name);
   refuse(fmt::format("{}: expected one of {}, got '{}'", what, names, text));
 }
 
