@@ -68,8 +68,10 @@ void describe(po::options_description& options) {
                                                     "the batch to begin with; default: 0")(
       "most-tokens", count(),
       "tokens of the longest sequence; default: 300 on the host, 40000 on a GPU");
-  options.add_options()("host-cost", po::bool_switch(),
-                        "measure the host's time a call: replayed, rebound, launched, captured");
+  options.add_options()(
+      "host-cost", po::bool_switch(),
+      "measure the host's time a call: replayed, rebound, launched, captured; and a "
+      "bucket that a batch hardly fills");
 }
 
 /// A way to use the program, and the options that only it takes.

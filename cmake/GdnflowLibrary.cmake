@@ -30,7 +30,7 @@ if(GDNFLOW_INSTALL)
   if(TARGET gdnflow_dlpack)
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/graph/c_api/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.h)
   endif()
-  install(DIRECTORY ${PROJECT_BINARY_DIR}/include/ TYPE INCLUDE FILES_MATCHING PATTERN *.hpp)
+  install(DIRECTORY ${PROJECT_BINARY_DIR}/include/ TYPE INCLUDE FILES_MATCHING REGEX "[.](h|hpp)$")
   install(TARGETS gdnflow EXPORT gdnflowTargets)
   install(EXPORT gdnflowTargets NAMESPACE gdnflow:: DESTINATION ${package_folder})
   configure_package_config_file(cmake/gdnflowConfig.cmake.in

@@ -1,6 +1,6 @@
 // What a call costs the host: with nothing rebound, with everything rebound, launched kernel by
 // kernel, and where a graph has to be made. Batches have no tokens, so that the device keeps up and
-// what is measured is the host's own time.
+// what is measured is the host's own time. Beside it, what a bucket costs that is hardly filled.
 
 #include <gdnflow/gdnflow.hpp>
 
@@ -8,6 +8,7 @@
 #include "common/output.hpp"
 #include "common/table.hpp"
 #include "common/tensors.hpp"
+#include "replay/bucket_cost.hpp"
 #include "replay/engine.hpp"
 #include "replay/server.hpp"
 #include "replay/settings.hpp"
@@ -160,6 +161,9 @@ int run_host_cost(const po::variables_map& arguments) {
   engine.set_empty_step();
   const OwnedStream stream(device);
   const std::vector<Cost> costs = measure(engine, capacity, prefill, stream.get());
+  const std::vector<BucketCost> buckets =
+      bucket_costs(problem, capacity.max_sequences, prefill, arguments["seed"].as<std::uint64_t>(),
+                   device, stream.get());
 
   const Pipeline pipeline =
       make_pipeline(prefill.recipe, problem, capacity, device_info(device), prefill.overrides);
@@ -175,12 +179,22 @@ int run_host_cost(const po::variables_map& arguments) {
     table.add({cost.what, fmt::format("{:.2f}", cost.us.p50), fmt::format("{:.2f}", cost.us.p95),
                fmt::format("{:.2f}", cost.us.p99)});
   }
+  Json& bucket_us = result["bucket_us"] = Json::object();
+  Table bucket_table({fmt::format("{} tokens in a bucket of", bucket_cost_tokens),
+                      on_host ? "call, us" : "device, us", "times the first"},
+                     0);
+  for (const BucketCost& bucket : buckets) {
+    const double us = bucket.time.median_ms * 1e3;
+    bucket_us[std::to_string(bucket.bucket_tokens)] = us;
+    bucket_table.add({std::to_string(bucket.bucket_tokens), fmt::format("{:.2f}", us),
+                      fmt::format("{:.2f}", bucket.time.median_ms / buckets[0].time.median_ms)});
+  }
   if (json) json->write(result.dump(2));
   if (!json || !json->is_stdout()) {
     fmt::print("{} on {}\n{}; {}; {} stages\n", prefill.recipe, to_string(device_info(device)),
                to_string(problem), to_string(capacity), pipeline.nodes().size());
     if (on_host) fmt::print("on the host there is no launch: a call's time is the work itself\n");
-    fmt::print("\n{}", table.str());
+    fmt::print("\n{}\n{}", table.str(), bucket_table.str());
   }
   return exit_success;
 }

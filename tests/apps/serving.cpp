@@ -263,6 +263,9 @@ TEST_CASE("the host's time of a call is measured for every way to make it")
     CHECK(p.at("p50").get<double>() > 0);
     CHECK(p.at("p50").get<double>() <= p.at("p99").get<double>());
   }
+  for (const char* bucket : {"192", "2048"}) {
+    CHECK(result.at("bucket_us").at(bucket).get<double>() > 0);
+  }
 }
 
 TEST_CASE("on a GPU graphs, kernel by kernel and a graph a shape serve a trace alike")
@@ -305,6 +308,9 @@ TEST_CASE("on a GPU a soak finds nothing, and the host's time of a call is measu
   const Json us = Json::parse(cost.out).at("host_us");
   for (const char* way : {"replay", "replay_rebound", "eager", "eager_rebound", "bind_graph"}) {
     CHECK(us.at(way).at("p50").get<double>() > 0);
+  }
+  for (const char* bucket : {"192", "2048"}) {
+    CHECK(Json::parse(cost.out).at("bucket_us").at(bucket).get<double>() > 0);
   }
   // A replay is what graphs are for, and a capture what they cost.
   CHECK(us.at("replay").at("p50").get<double>() < us.at("capture").at("p50").get<double>());

@@ -1,49 +1,18 @@
 /* The C interface from C: a forward pass on the host, once with a workspace and twice by a cache,
  * and what is refused. Returns 0 where all is as it should be. */
 
-#include <gdnflow/gdnflow.h>
+#include "support.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { tokens = 100, sequences = 2, qk_heads = 1, v_heads = 2, dim = 8 };
-
-static int failed = 0;
-
-#define CHECK(condition)                                                                    \
-  do {                                                                                      \
-    if (!(condition)) {                                                                     \
-      fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, gdnflow_error()); \
-      failed = 1;                                                                           \
-    }                                                                                       \
-  } while (0)
-
-/* A dense tensor of the host's. */
-static DLTensor tensor_of(void* data, DLDataType type, int rank, int64_t* shape) {
-  DLTensor tensor;
-  memset(&tensor, 0, sizeof tensor);
-  tensor.data = data;
-  tensor.device.device_type = kDLCPU;
-  tensor.ndim = rank;
-  tensor.dtype = type;
-  tensor.shape = shape;
-  return tensor;
-}
 
 static float q[tokens * qk_heads * dim], k[tokens * qk_heads * dim];
 static float v[tokens * v_heads * dim], o[tokens * v_heads * dim], again[tokens * v_heads * dim];
 static float g[tokens * v_heads], beta[tokens * v_heads];
 static float initial[sequences * v_heads * dim * dim], final[sequences * v_heads * dim * dim];
 static int32_t starts[sequences + 1] = {0, 37, tokens};
-
-/* Small numbers without a library: the same everywhere. */
-static float next_number(void) {
-  static uint32_t seed = 1;
-  seed = seed * 1664525U + 1013904223U;
-  return (float)(seed >> 8) / 16777216.0F - 0.5F;
-}
 
 /* The recurrence as it stands, token by token, in double. */
 static double expected_of(int token, int head, int column) {
@@ -89,11 +58,6 @@ static void check_outputs(const float* got) {
       }
     }
   }
-}
-
-static void check_refused(gdnflow_status status, gdnflow_status expected, const char* part) {
-  CHECK(status == expected);
-  CHECK(strstr(gdnflow_error(), part) != NULL);
 }
 
 int main(void) {

@@ -12,18 +12,18 @@
 
 namespace gdnflow::test {
 
-/// A copy of a host tensor in device memory, with the same strides.
+/// A copy of a host tensor in the current device's memory, with the same strides.
 class DeviceTensor {
  public:
   explicit DeviceTensor(const TensorView& host) : view_(host) {
     const std::size_t bytes = std::max<std::size_t>(span_bytes(), 1);
     REQUIRE(cudaMalloc(&view_.data, bytes) == cudaSuccess);
-    view_.device = {DeviceType::cuda, 0};
+    view_.device = current_device();
     REQUIRE(cudaMemcpy(view_.data, host.data, span_bytes(), cudaMemcpyHostToDevice) == cudaSuccess);
   }
   /// A dense tensor whose every byte is 0xff: NaN in each floating type, -1 in the integers.
   DeviceTensor(DType dtype, const std::vector<std::int64_t>& extents)
-      : view_(TensorView::dense(nullptr, dtype, extents, {DeviceType::cuda, 0})) {
+      : view_(TensorView::dense(nullptr, dtype, extents, current_device())) {
     const std::size_t bytes = std::max<std::size_t>(span_bytes(), 1);
     REQUIRE(cudaMalloc(&view_.data, bytes) == cudaSuccess);
     REQUIRE(cudaMemset(view_.data, 0xff, bytes) == cudaSuccess);
@@ -44,6 +44,12 @@ class DeviceTensor {
   }
 
  private:
+  static Device current_device() {
+    int index = 0;
+    REQUIRE(cudaGetDevice(&index) == cudaSuccess);
+    return {DeviceType::cuda, index};
+  }
+
   /// From the first element to the last.
   std::size_t span_bytes() const {
     std::int64_t span = 1;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -49,7 +50,8 @@ PrefillTensors prefill_tensors(Find&& find) {
 /// A sequence of a batch as an engine has it.
 struct EngineSequence {
   std::int64_t tokens = 0;
-  std::int32_t slot = -1;  ///< of the pool; -1: starts from zero, and its state goes nowhere
+  std::int32_t slot = -1;  ///< of the pool; one that it has not: starts from zero, and its state
+                           ///< goes nowhere
   bool started = true;     ///< has an initial state
 };
 
@@ -73,8 +75,9 @@ class EngineBatch {
     }
     externals_.tensors()["state_indices"] = std::move(slots);
     externals_.tensors()["has_initial_state"] = std::move(flags);
-    auto* offsets = externals_["cu_seqlens"].as<std::int32_t>();
-    std::fill(offsets + count() + 1, offsets + sequences + 1, static_cast<std::int32_t>(rows));
+    std::vector<std::int64_t> offsets = externals_.offsets();
+    std::fill(offsets.begin() + count() + 1, offsets.end(), rows);
+    set_offsets(offsets);
   }
 
   static Problem pooled(Problem problem) {
@@ -105,7 +108,7 @@ class EngineBatch {
     const std::size_t row = row_bytes();
     for (std::int64_t n = 0; n < count(); ++n) {
       const EngineSequence& sequence = batch_[static_cast<std::size_t>(n)];
-      if (sequence.slot < 0 || !sequence.started) continue;
+      if (!has_slot(sequence) || !sequence.started) continue;
       std::memcpy(initial.as<char>() + static_cast<std::size_t>(n) * row,
                   x.tensors().at("initial_state").as<char>() + sequence.slot * row, row);
     }
@@ -122,8 +125,8 @@ class EngineBatch {
     const std::size_t elements =
         expected.final_state.size() / std::max<std::size_t>(static_cast<std::size_t>(count()), 1);
     for (std::int64_t n = 0; n < count(); ++n) {
+      if (!has_slot(batch_[static_cast<std::size_t>(n)])) continue;
       const std::int32_t slot = batch_[static_cast<std::size_t>(n)].slot;
-      if (slot < 0) continue;
       written.insert(slot);
       TensorView one = final;
       one.extents[0] = 1;
@@ -142,7 +145,57 @@ class EngineBatch {
   }
   void check(double bound) const { check(externals_, bound); }
 
+  /// Writes `value` over the rows of sequence `n` in an input of f32 or of 16 bits, over its slot
+  /// in `initial_state`.
+  void poison_sequence(std::int64_t n, const std::string& name, float value) {
+    const TensorView& view = externals_[name].view();
+    const auto i = static_cast<std::size_t>(n);
+    const bool state = name == "initial_state";
+    const std::int64_t first = state ? batch_[i].slot : externals_.offsets()[i];
+    const std::int64_t rows = state ? 1 : batch_[i].tokens;
+    const std::vector<float> row(static_cast<std::size_t>(view.strides[0]), value);
+    for (std::int64_t at = first; at < first + rows; ++at) {
+      host::store(view, at * view.strides[0], view.strides[0], row.data());
+    }
+  }
+  /// Bits of sequence `n`'s rows and slot in `a` and `b`, tensors of this batch.
+  void check_same(std::int64_t n, const Externals& a, const Externals& b) const {
+    const auto same = [&](const char* name, std::int64_t first, std::int64_t rows) {
+      const TensorView& x = a.tensors().at(name).view();
+      const auto row = static_cast<std::int64_t>(size_of(x.dtype)) * x.strides[0];
+      return std::memcmp(x.as<char>() + first * row, b.tensors().at(name).as<char>() + first * row,
+                         static_cast<std::size_t>(rows * row)) == 0;
+    };
+    const auto i = static_cast<std::size_t>(n);
+    CHECK_MESSAGE(same("o", externals_.offsets()[i], batch_[i].tokens), "o of sequence ", n,
+                  " differs");
+    if (has_slot(batch_[i])) {
+      CHECK_MESSAGE(same("final_state", batch_[i].slot, 1), "state of sequence ", n, " differs");
+    }
+  }
+  /// The same for every sequence but `n`.
+  void check_same_but(std::int64_t n, const Externals& a, const Externals& b) const {
+    for (std::int64_t m = 0; m < count(); ++m) {
+      if (m != n) check_same(m, a, b);
+    }
+  }
+
+  /// Other entries of cu_seqlens; the batch stays what it is compared with.
+  void set_offsets(const std::vector<std::int64_t>& offsets) {
+    HostTensor& tensor = externals_["cu_seqlens"];
+    for (std::size_t n = 0; n < offsets.size(); ++n) {
+      if (problem().index == DType::i64) {
+        tensor.as<std::int64_t>()[n] = offsets[n];
+      } else {
+        tensor.as<std::int32_t>()[n] = static_cast<std::int32_t>(offsets[n]);
+      }
+    }
+  }
+
  private:
+  bool has_slot(const EngineSequence& sequence) const {
+    return sequence.slot >= 0 && sequence.slot < externals_.capacity().max_sequences;
+  }
   static std::vector<std::int64_t> lengths(const std::vector<EngineSequence>& batch) {
     std::vector<std::int64_t> result;
     for (const EngineSequence& sequence : batch) result.push_back(sequence.tokens);
@@ -160,6 +213,34 @@ class EngineBatch {
   std::vector<EngineSequence> batch_;
   Externals externals_;
 };
+
+/// Entries of cu_seqlens for three sequences that fall, are negative or run over.
+inline std::vector<std::vector<std::int64_t>> bad_offsets(std::int64_t rows, DType index) {
+  const bool wide = index == DType::i64;
+  const std::int64_t least =
+      wide ? std::numeric_limits<std::int64_t>::min() : std::numeric_limits<std::int32_t>::min();
+  const std::int64_t most =
+      wide ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int32_t>::max();
+  // More by as much as 32 bits hold is a small number to who looks at those alone.
+  const std::int64_t turn = wide ? std::int64_t{1} << 32 : 0;
+  return {{0, rows / 2, rows / 4, rows}, {-7, 64, 64, rows + 1000}, {0, most, least, most},
+          {0, -1, rows - 7, rows - 8},   {0, 0, 0, most},           {least, least, 1, rows + 1},
+          {0, 20, 40 + turn, 60 - turn}};
+}
+
+/// The sequences that these are, in slots 0, 1, 2: an entry counts as the largest so far, within
+/// the rows that there are.
+inline std::vector<EngineSequence> safe_sequences(const std::vector<std::int64_t>& offsets,
+                                                  std::int64_t rows) {
+  std::vector<EngineSequence> sequences;
+  std::int64_t from = std::clamp<std::int64_t>(offsets.front(), 0, rows);
+  for (std::size_t n = 1; n < offsets.size(); ++n) {
+    const std::int64_t to = std::max(from, std::clamp<std::int64_t>(offsets[n], 0, rows));
+    sequences.push_back({to - from, static_cast<std::int32_t>(n - 1)});
+    from = to;
+  }
+  return sequences;
+}
 
 /// The first rows of every tensor, as an engine has them whose tensors are made for the step.
 inline PrefillTensors exact_rows(PrefillTensors t, std::int64_t tokens, std::int64_t sequences) {
