@@ -320,9 +320,7 @@ int run(const po::variables_map& arguments) {
   question.overrides = overrides_from(arguments);
   question.pipeline = pipeline_from(arguments, question.problem, question.capacity, question.info);
   question.choice = choice_from(arguments, question.problem, question.capacity, question.info);
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
 
   if (has(arguments, "dot")) {
     if (flag(arguments, "explain")) {

@@ -392,9 +392,7 @@ int run(const po::variables_map& arguments) {
                                : device.type == DeviceType::host ? 1
                                                                  : 20;
   check_files_apart(arguments, {"input", "costs"}, {"output", "json"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
   if (has(arguments, "output")) check_replaceable(text(arguments, "output"));
   std::optional<double> tolerance;
   if (has(arguments, "tolerance")) {

@@ -73,6 +73,13 @@ void check_files_apart(const po::variables_map& arguments,
   }
 }
 
+std::optional<OutputTarget> json_target_from(const po::variables_map& arguments) {
+  if (!has(arguments, "json")) return std::nullopt;
+  OutputTarget json{text(arguments, "json")};
+  json.check();
+  return json;
+}
+
 std::int64_t count(const po::variables_map& arguments, const char* name, std::int64_t least) {
   const auto value = arguments[name].as<std::int64_t>();
   if (value < least) {

@@ -5,6 +5,7 @@
 #include <gdnflow/problem.hpp>
 #include <gdnflow/recipes.hpp>
 
+#include "common/output.hpp"
 #include "common/program.hpp"
 
 #include <cstdint>
@@ -34,6 +35,10 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
 void check_files_apart(const po::variables_map& arguments,
                        std::initializer_list<const char*> inputs,
                        std::initializer_list<const char*> outputs);
+
+/// Where the result as JSON goes; nothing where it is not asked for. A file that cannot be written
+/// is refused here, in front of all work. Errors: io.
+std::optional<OutputTarget> json_target_from(const po::variables_map& arguments);
 
 /// A count given as an integer option, checked against its least value.
 std::int64_t count(const po::variables_map& arguments, const char* name, std::int64_t least);

@@ -145,9 +145,7 @@ double tokens_per_second(const Contestant& contestant, std::int64_t tokens) {
 int run_batches(const po::variables_map& arguments) {
   const Settings settings = settings_from(arguments);
   check_files_apart(arguments, {"costs"}, {"json"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
   use_device(settings.device);
   const DeviceInfo info = device_info(settings.device);
   const auto [recipe, overrides, name] =

@@ -148,9 +148,7 @@ int run_host_cost(const po::variables_map& arguments) {
                           count_or(arguments, "sequences", 1, 8)};
   validate(problem, capacity);
   check_files_apart(arguments, {"costs"}, {"json"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
   use_device(device);
   const PrefillOptions prefill =
       prefill_options_from(arguments, problem, capacity, device_info(device));

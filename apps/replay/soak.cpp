@@ -322,9 +322,7 @@ Outcome soak(const Settings& settings, std::array<std::unique_ptr<Lane>, lanes>&
 int run_soak(const po::variables_map& arguments) {
   const Settings settings = settings_from(arguments);
   check_files_apart(arguments, {"costs"}, {"json"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
   use_device(settings.device);
   const PrefillOptions prefill = prefill_options_from(
       arguments, settings.problem, settings.capacity, device_info(settings.device));

@@ -338,9 +338,7 @@ std::string latency_script(const Settings& settings, const std::vector<Outcome>&
 int run_trace(const po::variables_map& arguments) {
   const Settings settings = settings_from(arguments);
   check_files_apart(arguments, {"costs", "trace"}, {"json", "svg"});
-  std::optional<OutputTarget> json;
-  if (has(arguments, "json")) json = OutputTarget{text(arguments, "json")};
-  if (json) json->check();
+  const std::optional<OutputTarget> json = json_target_from(arguments);
   if (has(arguments, "svg")) check_replaceable(text(arguments, "svg"));
   use_device(settings.device);
   const PrefillOptions prefill = prefill_options_from(

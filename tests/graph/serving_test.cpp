@@ -1,6 +1,7 @@
 #include <gdnflow/recipes.hpp>
 #include <gdnflow/session.hpp>
 
+#include "graph/small_session.hpp"
 #include "support/chunked_prompts.hpp"
 #include "support/engine_batch.hpp"
 
@@ -22,18 +23,6 @@ using namespace gdnflow;
 using namespace gdnflow::test;
 
 namespace {
-
-constexpr double bound = 1e-5;
-
-Problem small_problem() {
-  Problem p;
-  p.qk_heads = 1;
-  p.v_heads = 2;
-  p.qk_dim = 16;
-  p.v_dim = 8;
-  p.activation = DType::f32;
-  return p;
-}
 
 PrefillSession session_of(const Problem& problem, const Capacity& bucket,
                           const std::string& recipe) {
@@ -76,7 +65,7 @@ TEST_CASE("prompts in pieces: each starts where the one before has left its slot
 {
   for (const StateLayout layout : {StateLayout::kv, StateLayout::vk}) {
     for (const DType index : {DType::i32, DType::i64}) {
-      Problem p = small_problem();
+      Problem p = small_session_problem();
       p.state_layout = layout;
       p.index = index;
       for (const std::string& recipe : host_recipes(p)) {
@@ -91,7 +80,7 @@ TEST_CASE("prompts in pieces: each starts where the one before has left its slot
             prompts.begin(step, padded);
             session.run(tensors, padded ? prompts.rows() : prompts.tokens(),
                         padded ? prompts.prompts() : prompts.count());
-            prompts.check(bound);
+            prompts.check(session_bound);
           }
           CHECK(session.stats().captures == 1);
           if (padded) CHECK(session.stats().rebinds == 0);
@@ -104,15 +93,15 @@ TEST_CASE("prompts in pieces: each starts where the one before has left its slot
 TEST_CASE("what is not finite in one sequence of a session changes no bit of another")
 {
   const std::vector<EngineSequence> sequences{{70, 3}, {100, 1}, {65, 0}};
-  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_problem()))) {
+  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_session_problem()))) {
     CAPTURE(recipe);
-    EngineBatch clean(small_problem(), 250, 4, sequences);
+    EngineBatch clean(small_session_problem(), 250, 4, sequences);
     PrefillSession session = session_of(clean.problem(), {256, 4}, recipe);
     session.run(clean.tensors(), clean.tokens(), clean.count());
     for (const float poison : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       for (const char* name : {"q", "k", "v", "g", "beta", "initial_state"}) {
         CAPTURE(name);
-        EngineBatch batch(small_problem(), 250, 4, sequences);
+        EngineBatch batch(small_session_problem(), 250, 4, sequences);
         batch.poison_sequence(1, name, poison);
         session.run(batch.tensors(), batch.tokens(), batch.count());
         batch.check_same_but(1, batch.externals(), clean.externals());
@@ -125,7 +114,7 @@ TEST_CASE("lengths of any kind lead to no row that there is not")
 {
   constexpr std::int64_t rows = 137;
   for (const DType index : {DType::i32, DType::i64}) {
-    Problem p = small_problem();
+    Problem p = small_session_problem();
     p.index = index;
     for (const std::string& recipe : host_recipes(EngineBatch::pooled(p))) {
       CAPTURE(recipe);
@@ -135,7 +124,7 @@ TEST_CASE("lengths of any kind lead to no row that there is not")
         EngineBatch batch(p, rows, 3, safe_sequences(offsets, rows));
         batch.set_offsets(offsets);
         session.run(batch.tensors(), rows, 3);
-        batch.check(bound);
+        batch.check(session_bound);
       }
     }
   }
@@ -143,12 +132,12 @@ TEST_CASE("lengths of any kind lead to no row that there is not")
 
 TEST_CASE("slots that the pool does not have are read as zero and written nowhere")
 {
-  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_problem()))) {
+  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_session_problem()))) {
     CAPTURE(recipe);
-    EngineBatch batch(small_problem(), 200, 3, {{70, 2}, {65, 3}, {40, 1 << 30}});
+    EngineBatch batch(small_session_problem(), 200, 3, {{70, 2}, {65, 3}, {40, 1 << 30}});
     PrefillSession session = session_of(batch.problem(), {200, 3}, recipe);
     session.run(batch.tensors(), batch.tokens(), batch.count());
-    batch.check(bound);
+    batch.check(session_bound);
   }
 }
 
@@ -158,10 +147,10 @@ TEST_CASE("slots past 4096 of a pool of more than 2^31 elements are the slots th
   constexpr std::int64_t slots = 8192;
   constexpr std::int64_t stride = 1 << 19;
   static_assert(slots * stride > std::int64_t{1} << 31);
-  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_problem()))) {
+  for (const std::string& recipe : host_recipes(EngineBatch::pooled(small_session_problem()))) {
     CAPTURE(recipe);
-    EngineBatch batch(small_problem(), 200, 3, {{70, 0}, {0, 1}, {65, 2}});
-    EngineBatch expected(small_problem(), 200, 3, {{70, 0}, {0, 1}, {65, 2}});
+    EngineBatch batch(small_session_problem(), 200, 3, {{70, 0}, {0, 1}, {65, 2}});
+    EngineBatch expected(small_session_problem(), 200, 3, {{70, 0}, {0, 1}, {65, 2}});
     PrefillSession session = session_of(batch.problem(), {200, 3}, recipe);
     session.run(expected.tensors(), expected.tokens(), 3);
 
@@ -193,7 +182,7 @@ TEST_CASE("slots past 4096 of a pool of more than 2^31 elements are the slots th
 
 TEST_CASE("sequences of very unequal lengths are computed to their ends")
 {
-  Problem p = small_problem();
+  Problem p = small_session_problem();
   p.qk_dim = p.v_dim = 4;
   for (const std::vector<EngineSequence>& sequences :
        {std::vector<EngineSequence>{{2867, 0}, {409, 1}}, {{999, 1}, {6553, 0}}}) {
@@ -202,7 +191,7 @@ TEST_CASE("sequences of very unequal lengths are computed to their ends")
       EngineBatch batch(p, 8000, 2, sequences);
       PrefillSession session = session_of(batch.problem(), {8000, 2}, recipe);
       session.run(batch.tensors(), batch.tokens(), batch.count());
-      batch.check(bound);
+      batch.check(session_bound);
     }
   }
 }

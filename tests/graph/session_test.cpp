@@ -2,6 +2,7 @@
 #include <gdnflow/recipes.hpp>
 #include <gdnflow/session.hpp>
 
+#include "graph/small_session.hpp"
 #include "support/engine_batch.hpp"
 #include "support/expect_error.hpp"
 
@@ -19,18 +20,6 @@ using namespace gdnflow;
 using namespace gdnflow::test;
 
 namespace {
-
-constexpr double bound = 1e-5;
-
-Problem small_problem() {
-  Problem p;
-  p.qk_heads = 1;
-  p.v_heads = 2;
-  p.qk_dim = 16;
-  p.v_dim = 8;
-  p.activation = DType::f32;
-  return p;
-}
 
 PrefillSession session_of(const Problem& problem, std::vector<Capacity> buckets,
                           const std::string& recipe = "") {
@@ -84,7 +73,7 @@ TEST_CASE("a ladder of capacities grows in whole chunks up to the most")
 TEST_CASE("the smallest bucket that holds a batch serves it")
 {
   const PrefillSession session =
-      session_of(small_problem(), {{512, 2}, {64, 8}, {128, 2}, {128, 16}, {64, 8}});
+      session_of(small_session_problem(), {{512, 2}, {64, 8}, {128, 2}, {128, 16}, {64, 8}});
   CHECK(std::vector(session.buckets().begin(), session.buckets().end()) ==
         std::vector<Capacity>{{64, 8}, {128, 2}, {128, 16}, {512, 2}});
   CHECK(session.bucket_for(0, 0) == 0);
@@ -100,7 +89,7 @@ TEST_CASE("the smallest bucket that holds a batch serves it")
 
 TEST_CASE("a batch in any bucket, from buffers larger or just large enough, gives the same bits")
 {
-  Problem p = small_problem();
+  Problem p = small_session_problem();
   SUBCASE("ready gates")
   {}
   SUBCASE("raw gates, norms")
@@ -120,7 +109,7 @@ TEST_CASE("a batch in any bucket, from buffers larger or just large enough, give
         PrefillTensors tensors = batch.tensors();
         if (exact) tensors = exact_rows(tensors, batch.tokens(), batch.count());
         CHECK(session.run(tensors, batch.tokens(), batch.count()) == bucket);
-        batch.check(bound);
+        batch.check(session_bound);
         if (o.empty()) {
           o = bits(batch.externals()["o"]);
           state = bits(batch.externals()["final_state"]);
@@ -134,8 +123,8 @@ TEST_CASE("a batch in any bucket, from buffers larger or just large enough, give
 
 TEST_CASE("it computes what a call of its own for the shape does")
 {
-  EngineBatch batch(small_problem(), 137, 5, mixed_batch());
-  EngineBatch alone(small_problem(), 137, 5, mixed_batch());
+  EngineBatch batch(small_session_problem(), 137, 5, mixed_batch());
+  EngineBatch alone(small_session_problem(), 137, 5, mixed_batch());
   PrefillSession session = session_of(batch.problem(), {{300, 9}}, "residual");
   session.run(batch.tensors(), batch.tokens(), batch.count());
   PrefillTensors tensors = alone.tensors();
@@ -150,7 +139,7 @@ TEST_CASE("it computes what a call of its own for the shape does")
 
 TEST_CASE("fewer sequences than before: what the larger batch left is not looked at")
 {
-  const Problem p = small_problem();
+  const Problem p = small_session_problem();
   for (const std::string& recipe : host_recipes(p)) {
     CAPTURE(recipe);
     PrefillSession session = session_of(EngineBatch::pooled(p), {{256, 6}}, recipe);
@@ -162,7 +151,7 @@ TEST_CASE("fewer sequences than before: what the larger batch left is not looked
           {{1, 5}, {255, 0}}}) {
       EngineBatch batch(p, 256, 6, sequences, 7);
       session.run(batch.tensors(), batch.tokens(), batch.count());
-      batch.check(bound);
+      batch.check(session_bound);
     }
     CHECK(session.stats().captures == 1);
     CHECK(session.stats().hits == 4);
@@ -172,22 +161,22 @@ TEST_CASE("fewer sequences than before: what the larger batch left is not looked
 TEST_CASE("lengths that fall or run over lead to no row that a tensor does not have")
 {
   // The tensors end where the bucket does not: an allocation of its own, so that a sanitizer sees.
-  for (const std::string& recipe : host_recipes(small_problem())) {
+  for (const std::string& recipe : host_recipes(small_session_problem())) {
     CAPTURE(recipe);
-    EngineBatch batch(small_problem(), 90, 3, {{50, 0}, {20, 1}, {20, 2}});
+    EngineBatch batch(small_session_problem(), 90, 3, {{50, 0}, {20, 1}, {20, 2}});
     PrefillSession session = session_of(batch.problem(), {{256, 8}}, recipe);
     auto* offsets = batch.externals()["cu_seqlens"].as<std::int32_t>();
     offsets[1] = 1000000;
     offsets[2] = -5;
     session.run(batch.tensors(), 90, 3);
-    EngineBatch clamped(small_problem(), 90, 3, {{90, 0}, {0, 1}, {0, 2}});
-    clamped.check(batch.externals(), bound);
+    EngineBatch clamped(small_session_problem(), 90, 3, {{90, 0}, {0, 1}, {0, 2}});
+    clamped.check(batch.externals(), session_bound);
   }
 }
 
 TEST_CASE("states of a row a sequence are bound with as many rows as the batch has")
 {
-  Problem p = small_problem();
+  Problem p = small_session_problem();
   p.initial_state = true;
   for (const std::string& recipe : host_recipes(p)) {
     CAPTURE(recipe);
@@ -200,14 +189,15 @@ TEST_CASE("states of a row a sequence are bound with as many rows as the batch h
     PrefillSession session = session_of(p, {{512, 16}}, recipe);
     session.run(tensors, 170, 3);
     const OracleResult expected = oracle_recurrent(p, x.oracle_inputs());
-    CHECK(compare(x.owned_o(), std::span(expected.o).first(x.owned_elements())).within(bound));
-    CHECK(compare(x.tensors().at("final_state"), expected.final_state).within(bound));
+    CHECK(compare(x.owned_o(), std::span(expected.o).first(x.owned_elements()))
+              .within(session_bound));
+    CHECK(compare(x.tensors().at("final_state"), expected.final_state).within(session_bound));
   }
 }
 
 TEST_CASE("prepared buckets are hits, and a repeated call binds nothing")
 {
-  EngineBatch batch(small_problem(), 512, 9, mixed_batch());
+  EngineBatch batch(small_session_problem(), 512, 9, mixed_batch());
   PrefillSession session = session_of(batch.problem(), capacity_ladder({512, 9}, 128), "residual");
   CHECK(session.stats().captures == 0);
   session.prepare(batch.tensors());
@@ -224,12 +214,12 @@ TEST_CASE("prepared buckets are hits, and a repeated call binds nothing")
   CHECK(stats.rebinds == 1);
   CHECK(stats.captures == session.buckets().size());
   CHECK(stats.graph_bytes == 0);  // the host has none
-  batch.check(bound);
+  batch.check(session_bound);
 }
 
 TEST_CASE("buckets share a workspace, the caller's where one is given")
 {
-  EngineBatch batch(small_problem(), 512, 9, mixed_batch());
+  EngineBatch batch(small_session_problem(), 512, 9, mixed_batch());
   PrefillSession session = session_of(batch.problem(), {{192, 9}, {512, 9}}, "residual");
   CHECK(session.workspace_bytes(0) < session.workspace_bytes(1));
   CHECK(session.workspace_bytes() == session.workspace_bytes(1));
@@ -242,7 +232,7 @@ TEST_CASE("buckets share a workspace, the caller's where one is given")
                [&] { session.set_workspace(nullptr, 1 << 30); });
   session.set_workspace(memory.data() + 8, session.workspace_bytes());
   session.run(batch.tensors(), batch.tokens(), batch.count());
-  batch.check(bound);
+  batch.check(session_bound);
   CHECK(std::any_of(memory.begin() + 8, memory.end(),
                     [](std::byte b) { return b != std::byte{0xee}; }));
   CHECK(std::all_of(memory.begin(), memory.begin() + 8,
@@ -255,11 +245,11 @@ TEST_CASE("buckets share a workspace, the caller's where one is given")
 
 TEST_CASE("what it cannot serve is refused in one line, and the session stays as it was")
 {
-  EngineBatch batch(small_problem(), 256, 6, {{100, 1}, {20, 2}});
+  EngineBatch batch(small_session_problem(), 256, 6, {{100, 1}, {20, 2}});
   PrefillSession session = session_of(batch.problem(), {{128, 4}, {256, 6}});
   const PrefillTensors good = batch.tensors();
   session.run(good, 120, 2);
-  batch.check(bound);
+  batch.check(session_bound);
   const auto refused = [&](auto&& spoil, std::initializer_list<std::string_view> parts) {
     PrefillTensors t = good;
     spoil(t);
@@ -285,32 +275,32 @@ TEST_CASE("what it cannot serve is refused in one line, and the session stays as
   CHECK(before.rebinds == 0);
   session.run(good, 120, 2);
   CHECK(session.stats().rebinds == 0);
-  batch.check(bound);
+  batch.check(session_bound);
 
-  Problem dense = small_problem();
+  Problem dense = small_session_problem();
   dense.cu_seqlens = false;
   expect_error(ErrorCode::invalid_argument, {"expected a problem with cu_seqlens"}, [&] {
     session_of(dense, {{64, 1}});
   });
   expect_error(ErrorCode::invalid_argument, {"at least one capacity"},
-               [] { session_of(small_problem(), {}); });
+               [] { session_of(small_session_problem(), {}); });
   expect_error(ErrorCode::invalid_argument, {"max_tokens"}, [] {
-    session_of(small_problem(), {{-1, 1}});
+    session_of(small_session_problem(), {{-1, 1}});
   });
   expect_error(ErrorCode::invalid_argument, {"recipe", "'nothing'"}, [] {
-    session_of(small_problem(), {{64, 1}}, "nothing");
+    session_of(small_session_problem(), {{64, 1}}, "nothing");
   });
 }
 
 TEST_CASE("a session moves")
 {
-  EngineBatch batch(small_problem(), 256, 6, {{100, 1}, {20, 2}});
+  EngineBatch batch(small_session_problem(), 256, 6, {{100, 1}, {20, 2}});
   PrefillSession session = session_of(batch.problem(), {{256, 6}});
   session.run(batch.tensors(), 120, 2);
   PrefillSession moved = std::move(session);
   moved.run(batch.tensors(), 120, 2);
   CHECK(moved.stats().hits == 1);
-  batch.check(bound);
+  batch.check(session_bound);
 }
 
 TEST_CASE("several sessions in several threads share nothing")
@@ -321,7 +311,7 @@ TEST_CASE("several sessions in several threads share nothing")
   for (std::size_t t = 0; t < threads; ++t) {
     for (int i = 0; i < steps; ++i) {
       batches[t].emplace_back(
-          small_problem(), 200, 4,
+          small_session_problem(), 200, 4,
           std::vector<EngineSequence>{{20 + 10 * i, 3}, {static_cast<std::int64_t>(t), 1}},
           t * 100 + static_cast<std::uint64_t>(i));
     }
@@ -338,6 +328,6 @@ TEST_CASE("several sessions in several threads share nothing")
   }
   for (std::thread& thread : running) thread.join();
   for (const auto& of_thread : batches) {
-    for (const EngineBatch& batch : of_thread) batch.check(bound);
+    for (const EngineBatch& batch : of_thread) batch.check(session_bound);
   }
 }

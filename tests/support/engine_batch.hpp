@@ -4,6 +4,7 @@
 #include <gdnflow/oracle.hpp>
 #include <gdnflow/prefill.hpp>
 
+#include "src/prefill_tensors.hpp"
 #include "support/externals.hpp"
 
 #include <algorithm>
@@ -23,27 +24,7 @@ namespace gdnflow::test {
 template <class Find>
 PrefillTensors prefill_tensors(Find&& find) {
   PrefillTensors t;
-  const std::pair<const char*, TensorView PrefillTensors::*> members[] = {
-      {"q", &PrefillTensors::q},
-      {"k", &PrefillTensors::k},
-      {"v", &PrefillTensors::v},
-      {"g", &PrefillTensors::g},
-      {"beta", &PrefillTensors::beta},
-      {"a", &PrefillTensors::a},
-      {"b", &PrefillTensors::b},
-      {"a_log", &PrefillTensors::a_log},
-      {"dt_bias", &PrefillTensors::dt_bias},
-      {"cu_seqlens", &PrefillTensors::cu_seqlens},
-      {"prefix_lens", &PrefillTensors::prefix_lens},
-      {"initial_state", &PrefillTensors::initial_state},
-      {"final_state", &PrefillTensors::final_state},
-      {"state_indices", &PrefillTensors::state_indices},
-      {"output_state_indices", &PrefillTensors::output_state_indices},
-      {"has_initial_state", &PrefillTensors::has_initial_state},
-      {"checkpoints", &PrefillTensors::checkpoints},
-      {"checkpoint_state_indices", &PrefillTensors::checkpoint_state_indices},
-      {"o", &PrefillTensors::o}};
-  for (const auto& [name, member] : members) find(std::string(name), t.*member);
+  for (const TensorName& name : tensor_names) find(std::string(name.edge), t.*name.member);
   return t;
 }
 
