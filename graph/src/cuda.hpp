@@ -49,13 +49,12 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-/// Lets this thread load kernels and make captures of its own for a scope even where it is
-/// capturing a stream of its caller's in a stricter mode.
+/// Lets this thread load kernels, make captures of its own and free what it has for a scope even
+/// where it is capturing a stream of its caller's in a stricter mode.
 class RelaxedCaptureGuard {
  public:
-  RelaxedCaptureGuard() {
-    check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
-  }
+  // Of a mode that there is, the exchange cannot fail; owners are destroyed under it.
+  RelaxedCaptureGuard() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
   ~RelaxedCaptureGuard() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
   RelaxedCaptureGuard(const RelaxedCaptureGuard&) = delete;
   RelaxedCaptureGuard& operator=(const RelaxedCaptureGuard&) = delete;
@@ -64,10 +63,13 @@ class RelaxedCaptureGuard {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+/// What is destroyed may stand inside a capture of the caller's as well: the stricter modes
+/// invalidate it where a graph's executable goes or memory is freed.
 template <auto destroy>
 struct Destroyer {
   template <class Handle>
   void operator()(Handle* handle) const noexcept {
+    const RelaxedCaptureGuard relaxed;
     (void)destroy(handle);
   }
 };

@@ -99,7 +99,8 @@ class GraphExecutor final : public ExecutorBase {
     if (stream == nullptr) return false;  // the legacy stream cannot be captured
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cuda::check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
-    return status == cudaStreamCaptureStatusActive;
+    // To what has been invalidated nothing can be added, which the capture says best.
+    return status != cudaStreamCaptureStatusNone;
   }
 
   cuda::GraphOwner capture(cudaStream_t stream) {

@@ -89,17 +89,12 @@ std::string step_text(const BoundPlan& bound, int node, const Step& step) {
 
 ArenaMemory allocate_on_device(const Plan& plan, std::int64_t bytes) {
   const cuda::DeviceGuard guard(plan.pipeline().device().device.index);
-  // A first call may stand inside a capture of the caller's, and so may what it takes the place of.
+  // A first call may stand inside a capture of the caller's.
   const cuda::RelaxedCaptureGuard relaxed;
   void* memory = nullptr;
   cuda::check(cudaMalloc(&memory, static_cast<std::size_t>(bytes)),
               [&] { return fmt::format("{}: an arena of {} bytes", plan.pipeline().id(), bytes); });
-  return {memory, [](void* allocated) {
-            cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-            (void)cudaThreadExchangeStreamCaptureMode(&mode);
-            (void)cudaFree(allocated);
-            (void)cudaThreadExchangeStreamCaptureMode(&mode);
-          }};
+  return {memory, [](void* allocated) { cuda::Destroyer<&cudaFree>{}(allocated); }};
 }
 
 void prepare_kernels(const BoundPlan& bound) {
