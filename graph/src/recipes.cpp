@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20,6 +22,9 @@ struct Use {
       false;  ///< elsewhere the stage's list chooses; else the recipe is refused there
   bool where_supported = false;  ///< left out where no variant serves the problem, or none uses it
 };
+
+/// The option of variants that normalise q and k themselves.
+constexpr std::string_view norm_option = "qk_norm";
 
 /// The kernel that cuts sequences as the stage `segments` says.
 constexpr std::string_view cutting_variant = "register-state";
@@ -63,14 +68,16 @@ class Composer {
     builder_.outputs(std::move(outputs));
   }
 
-  /// The stages that turn what the caller hands over into what the others read.
-  void add_front() {
+  /// The stages that turn what the caller hands over into what the others read: `core`, unless one
+  /// of those normalises q and k itself.
+  void add_front(std::span<const Use> core) {
     if (problem_.gate != GateForm::log_decay || problem_.beta != BetaForm::ready) {
       add({"gate"});
       names_["g"] = "g_ready";
       names_["beta"] = "beta_ready";
     }
-    if (problem_.qk_norm) {
+    const auto fuses = [&](const Use& use) { return fuses_norm(use); };
+    if (problem_.qk_norm && std::none_of(core.begin(), core.end(), fuses)) {
       add({"qk_norm"});
       names_["q"] = "q_normalized";
       names_["k"] = "k_normalized";
@@ -80,10 +87,9 @@ class Composer {
   void add(const Use& recipe, StageUse use = {}) {
     const std::string_view stage = recipe.stage;
     if (recipe.where_supported && !(is_supported(stage) && segments_are_used())) return;
-    if (const auto found = overrides_.find(stage); found != overrides_.end()) {
-      use.variant = found->second;
-    } else if (!recipe.variant.empty() && (on_gpu_ || !recipe.on_gpu_only)) {
-      use.variant = VariantChoice{std::string(recipe.variant), {}};
+    use.variant = variant_of(recipe);
+    if (fuses_norm(recipe) && !has_option(*use.variant, norm_option)) {
+      use.variant->options.emplace_back(norm_option, 1);
     }
     if (registry_.contains(stage)) {
       const Stage& definition = registry_.find(stage);
@@ -92,6 +98,38 @@ class Composer {
       }
     }
     builder_.add(stage, std::move(use));
+  }
+
+  /// The variant that is asked for; none where the stage's list chooses.
+  std::optional<VariantChoice> variant_of(const Use& use) const {
+    if (const auto found = overrides_.find(use.stage); found != overrides_.end()) {
+      return found->second;
+    }
+    if (use.variant.empty() || (!on_gpu_ && use.on_gpu_only)) return std::nullopt;
+    return VariantChoice{std::string(use.variant), {}};
+  }
+
+  static bool has_option(const VariantChoice& choice, std::string_view name) {
+    return std::any_of(choice.options.begin(), choice.options.end(),
+                       [&](const auto& option) { return option.first == name; });
+  }
+
+  /// Whether a stage's variant normalises q and k itself: as it is asked to, or else where it can
+  /// and nobody asks for the stage that does.
+  bool fuses_norm(const Use& use) const {
+    std::optional<VariantChoice> choice = variant_of(use);
+    if (!problem_.qk_norm || !choice || !registry_.contains(use.stage)) return false;
+    const Variant* const variant = registry_.find(use.stage).find(choice->id, device_.device.type);
+    if (variant == nullptr) return false;
+    const std::vector<OptionSpec>& known = variant->options;
+    if (std::none_of(known.begin(), known.end(),
+                     [](const OptionSpec& spec) { return spec.name == norm_option; })) {
+      return false;
+    }
+    if (has_option(*choice, norm_option)) return option_or(choice->options, norm_option, 0) != 0;
+    if (overrides_.contains("qk_norm")) return false;
+    choice->options.emplace_back(norm_option, 1);
+    return supports(*variant, {problem_, capacity_, device_, choice->options}).ok;
   }
 
   /// Whether the kernel that overrides leave in place cuts sequences.
@@ -133,7 +171,7 @@ Pipeline chunked(const Recipe& recipe, const Registry& registry, const Problem& 
                  const VariantOverrides& overrides) {
   Composer composer(recipe, registry, problem, capacity, device, overrides);
   composer.add({"chunk_index"});
-  composer.add_front();
+  composer.add_front(core);
   for (const Use& use : front) composer.add(use);
   for (const Use& use : core) composer.add(use, {.core = true});
   return composer.finish();
@@ -145,7 +183,7 @@ Pipeline in_one(const Recipe& recipe, const Registry& registry, const Problem& p
                 const Capacity& capacity, const DeviceInfo& device,
                 const VariantOverrides& overrides) {
   Composer composer(recipe, registry, problem, capacity, device, overrides);
-  composer.add_front();
+  composer.add_front(core);
   for (const Use& use : core) composer.add(use);
   return composer.finish();
 }

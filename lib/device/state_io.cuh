@@ -58,6 +58,21 @@ struct StatePool {
   }
 };
 
+/// Brings a head's dense state of `elements` to L2, by one thread; nothing of one that is not dense
+/// or does not begin at a multiple of 16 bytes.
+__device__ __forceinline__ void prefetch_state(const StatePool& pool, std::int64_t row, int head,
+                                               std::int32_t columns, std::int32_t elements) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (row < 0 || pool.row_stride != columns) return;
+  const std::int32_t element = pool.dtype == DType::f32 ? 4 : 2;
+  const char* const begin = static_cast<const char*>(pool.data) +
+                            (row * pool.pool_stride + head * pool.head_stride) * element;
+  if (reinterpret_cast<std::uintptr_t>(begin) % 16 != 0) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(elements * element)
+               : "memory");
+#endif
+}
+
 /// The state ports of a stage. Functions that choose a row give -1 for "none".
 struct StatePorts {
   StatePool initial;

@@ -26,7 +26,7 @@ struct Config {
 struct Counts {
   std::int32_t chunks = 0;
   std::int32_t checkpoints = 0;
-  std::int32_t sequences = 0;
+  std::int32_t sequences = 0;  ///< with chunks
 
   friend __device__ Counts operator+(const Counts& a, const Counts& b) {
     return {a.chunks + b.chunks, a.checkpoints + b.checkpoints, a.sequences + b.sequences};
@@ -72,13 +72,14 @@ __device__ __forceinline__ Counts counts_of(const SequenceScan& p, std::int64_t 
   const std::int64_t prefix = device::safe_prefix(p.prefix_lens, p.wide_index, n);
   const auto in_first = static_cast<std::int32_t>(prefix % chunk_tokens);
   Counts counts;
-  counts.chunks = static_cast<std::int32_t>((in_first + std::int64_t{tokens} + chunk_tokens - 1) /
-                                            chunk_tokens);
+  counts.sequences = tokens > p.most_unchunked ? 1 : 0;
+  counts.chunks =
+      counts.sequences * static_cast<std::int32_t>(
+                             (in_first + std::int64_t{tokens} + chunk_tokens - 1) / chunk_tokens);
   if (p.checkpoint_interval > 0) {
     counts.checkpoints = static_cast<std::int32_t>((prefix + tokens) / p.checkpoint_interval -
                                                    prefix / p.checkpoint_interval);
   }
-  counts.sequences = 1;
   return counts;
 }
 

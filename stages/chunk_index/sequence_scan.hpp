@@ -16,7 +16,8 @@ struct SequenceScan {
   std::int64_t sequences = 0;         ///< N
   std::int64_t given = 0;             ///< sequences that there are; those behind them are empty
   std::int64_t checkpoint_interval = 0;
-  std::int32_t* starts = nullptr;              ///< [N+1]: first token of each sequence, and the end
+  std::int32_t most_unchunked = 0;  ///< sequences of at most so many tokens have no chunks here
+  std::int32_t* starts = nullptr;   ///< [N+1]: first token of each sequence, and the end
   std::int32_t* chunk_offsets = nullptr;       ///< [N+1], or null
   std::int32_t* checkpoint_offsets = nullptr;  ///< [N+1], or null
   std::int32_t* chunk_counts = nullptr;        ///< [4], or null

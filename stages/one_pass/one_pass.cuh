@@ -7,6 +7,7 @@
 #include "device/gates.cuh"
 #include "device/prefix.cuh"
 #include "fused_prefill/register_state.cuh"
+#include "qk_norm/epsilon.hpp"
 
 #include <cstdint>
 
@@ -43,7 +44,9 @@ __device__ __forceinline__ void find_tokens(const Params& p, Task& task) {
 }
 
 // log2 of the product of |1 - beta |k|^2| over a lane's tokens of the chunk, those factors that are
-// more than one: where they are, the state may grow. `gram` are a warp's rows of K K^T.
+// more than one: where they are, the state may grow. `gram` are a warp's rows of K K^T. Norm: of
+// keys that are to be normalised.
+template <bool Norm = false>
 __device__ __forceinline__ float log2_growth_of(const float (&gram)[rows / 2], const Gates& gates,
                                                 int warp) {
   const int row = threadIdx.x % 32 / 4;
@@ -57,6 +60,7 @@ __device__ __forceinline__ float log2_growth_of(const float (&gram)[rows / 2], c
       const float* const x = &gram[4 * (2 * block + h) + 2 * h];
       if (block == warp) square = row % 2 == 0 ? x[0] : x[1];
     }
+    if constexpr (Norm) square = __fdividef(square, square + qk_norm::epsilon);
     const float4& pair = gates.residual[8 * warp + row / 2 + 4 * h];
     const float factor = fabsf(1.0F - (row % 2 == 0 ? pair.z : pair.w) * square);
     if (factor > 1.0F) growth += log2f(factor);

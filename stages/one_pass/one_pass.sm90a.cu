@@ -7,12 +7,14 @@
 #include "cuda_variant.hpp"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/plan.hpp"
+#include "one_pass/recurrent.hpp"
 #include "one_pass/shares.hpp"
 #include "one_pass/walks.hpp"
 #include "segments/plan.hpp"
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,12 @@ class ScratchReader {
   const StageCall* call_;
   std::size_t number_ = 0;
 };
+
+// Where walking tokens and walking a chunk take as long.
+constexpr std::int64_t usual_short = 8;
+
+// Whether q and k are normalised here.
+bool normalizes(const VariantQuery& query) { return option_or(query.options, "qk_norm", 0) != 0; }
 
 int value_tile(const VariantQuery& query) {
   const std::int64_t chosen = option_or(query.options, "value_tile", 0);
@@ -142,6 +150,15 @@ bool leaves_cache(const VariantQuery& query) {
   return 4 * bytes >= 3 * query.device.l2_bytes;
 }
 
+/// Sequences of at most so many tokens that are walked token by token, in a launch of their own: a
+/// state costs less there to read and to write, and chunks would be filled for a few rows. 0: none,
+/// where so few sequences of heads that the launch would cost more.
+std::int32_t most_short(const VariantQuery& query) {
+  const std::int64_t jobs = query.capacity.max_sequences * query.problem.v_heads;
+  const bool many = jobs >= 8 * std::int64_t{query.device.multiprocessors};
+  return many ? static_cast<std::int32_t>(option_or(query.options, "short", usual_short)) : 0;
+}
+
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
   const std::int64_t links = option_or(query.options, "segments", 1) != 0 ? blocks : 0;
@@ -155,6 +172,7 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
       {"share_growth", blocks * 4 * static_cast<std::int64_t>(sizeof(float))},
       {"marks", marks * static_cast<std::int64_t>(sizeof(float))},
       {"left", blocks * static_cast<std::int64_t>(sizeof(std::int32_t))},
+      {"units", sequence_starts_bytes(query.capacity.max_sequences)},
       {"link_states", links * state_bytes},
       {"link_transfers", links * transfer_bytes}};
   if (query.problem.initial_state && query.problem.final_state) {
@@ -163,7 +181,7 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   return pieces;
 }
 
-void add_whole(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
+void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan scan,
                const Params& common, ScratchReader scratch, StepList& out) {
   WholeParams params{};
   static_cast<Params&>(params) = common;
@@ -181,6 +199,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
   params.segments.marks = scratch.next<float>();
   table.left = scratch.next<std::int32_t>();
   params.links.left = table.left;
+  table.units = scratch.next<std::int32_t>();
   params.links.states = scratch.next<float>();
   params.links.transfers = scratch.next<std::byte>();
   params.rehearses = leaves_cache(query);
@@ -189,8 +208,11 @@ void add_whole(const StageCall& call, const VariantQuery& query, const SequenceS
   params.waiting.head_stride = 0;
   params.waiting.rows = table.blocks;
   params.waiting.pool_stride = state_elements;
+  scan.most_unchunked = most_short(query);
+  table.skips = params.skips_empty = scan.most_unchunked > 0;
   out.push_back(share_step(scan, table));
-  whole_head(params, call.problem, table.blocks, out);
+  if (scan.most_unchunked > 0) add_recurrence(call, scan, scan.most_unchunked, out);
+  whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -201,8 +223,17 @@ Support supports(const VariantQuery& query) {
         "value_tile: expected 64 with mode batch_invariant, got 128, whose shares depend on the "
         "whole call");
   }
-  const std::int64_t blocks =
-      value_tile(query) == dim ? share_blocks(query) : 2 * slots_of(query) * query.problem.v_heads;
+  if (normalizes(query)) {
+    if (Support support = supports_fused_norm(query); !support) return support;
+    if (value_tile(query) != dim || query.problem.activation != DType::bf16) {
+      return Support::no("qk_norm: expected value_tile 128 and bf16 where it is 1, got " +
+                         std::to_string(value_tile(query)) + " and " +
+                         std::string(to_string(query.problem.activation)));
+    }
+  }
+  const std::int64_t blocks = value_tile(query) == dim
+                                  ? std::max(share_blocks(query), recurrence_blocks(query))
+                                  : 2 * slots_of(query) * query.problem.v_heads;
   return supports_sm90(query, blocks);
 }
 
@@ -254,6 +285,11 @@ Variant one_pass() {
   variant.options = {
       {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
       segments_option(),
+      fused_norm_option(),
+      {"short",
+       "with value_tile 128 and many sequences: those of at most so many tokens go token by token",
+       usual_short,
+       {0, 4, 8, 12, 16, 24}},
   };
   variant.supports = supports;
   variant.scratch = scratch;

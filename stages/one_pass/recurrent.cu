@@ -1,41 +1,68 @@
-// The recurrence as it is defined, token by token in fp32; the oracle on the GPU, and right for a
-// handful of tokens.
+// The recurrence as it is defined, token by token in fp32; the oracle on the GPU, and the fastest
+// for a handful of tokens, where reading and writing a state is what costs.
 //
 //   S <- alpha S + k (beta (v - alpha k^T S)),   o = scale q^T S       alpha = exp(g)
 //
-// Columns of S are independent of each other. A block takes a sequence, a value head and 32
-// columns; four lanes share a column, each with D/4 of its rows in registers, dealt out four at a
-// time:
+// Columns of S are independent of each other. Some lanes share neighbouring columns, each with its
+// part of their rows in registers, dealt out four at a time:
 //
-//   rows of d_k   0-3 | 4-7 | 8-11 | 12-15 | 16-19 | ...      so that the lanes of a column read
-//   lane           0  |  1  |   2  |   3   |   0   | ...      neighbouring 16 bytes of k and q
+//   rows of d_k   0-3 | 4-7 | 8-11 | 12-15 | 16-19 | ...      so that they read neighbouring
+//   lane           0  |  1  |   2  |   3   |   0   | ...      16 bytes of k and q
 //
-// 3 D multiply-adds a token and column on the chain that everything waits for: some 250 clocks a
-// token at D = 128. q, k, v and the gates pass through shared memory 32 tokens at a time.
+// One pass over S a token: with S = fade s,
+//
+//   o = q^T S + (q^T k) (beta (v - k^T S)) of the decayed S,  s += k (beta (v - k^T S)) / fade
+//
+// so that a token costs three multiply-adds an element, and alpha none, until fade is far from one.
+// Two shapes: with many heads and sequences a block takes a head, four columns a thread, which
+// reads k and q the fewest times; with few, eight lanes have one column, and a token takes as
+// little time as sums over them do.
 //
 // Nothing mixes tokens, so a NaN appears exactly where the definition puts it, and g = -inf needs
 // no special care.
 
+#include <gdnflow/stage.hpp>
+
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_tiles.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/half.cuh"
 #include "device/prefix.cuh"
 #include "device/state_io.cuh"
 #include "device/views.cuh"
+#include "one_pass/recurrent.hpp"
+#include "qk_norm/epsilon.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <variant>
+#include <vector>
 
 namespace gdnflow::stages::one_pass {
 namespace {
 
-template <int D>
-struct Config {
+/// `Lanes` of a warp share `Columns` neighbouring columns.
+template <int D, int Lanes, int Columns>
+struct Shape {
+  static constexpr int dim = D;
+  static constexpr int lanes = Lanes;
+  static constexpr int columns = Columns;
   static constexpr int threads = 128;
-  static constexpr int lanes = 4;  // of a column
-  static constexpr int columns = threads / lanes;
-  static constexpr int tiles = D / columns;
-  static constexpr int tokens = 32;               // in shared memory at a time
-  static constexpr int groups = D / (4 * lanes);  // of four rows, a lane
-  static_assert(D % (4 * lanes) == 0 && D % columns == 0 && columns % 8 == 0);
+  static constexpr int groups = D / (4 * Lanes);  // of four rows, a lane
+  static constexpr int block_columns = threads / Lanes * Columns;
+  static constexpr int tiles = D / block_columns;
+  static constexpr int tokens = 16;  // in shared memory at a time
+  // Blocks a multiprocessor, at least.
+  static constexpr int resident = 4 * groups * Columns == 64 ? 6 : 3;
+  static_assert(D % (4 * Lanes) == 0 && D % block_columns == 0 && block_columns % 8 == 0);
+  static_assert(Columns == 1 || Columns == 2 || Columns == 4);
 };
+template <int D>
+using Wide = Shape<D, 4, D / 32>;
+template <int D>
+using Narrow = Shape<D, 8, 1>;
 
 template <class T>
 struct Params {
@@ -50,21 +77,23 @@ struct Params {
   const void* prefix_lens;                 // [N], or null
   device::StatePorts states;
   device::Heads heads;
+  std::int32_t most_tokens;
+  std::int32_t ahead;  // blocks, of which the state is fetched to L2
   float scale;
   bool wide_index;
+  bool norm;     // whether q and k are to be normalised
+  bool vectors;  // whether four neighbours of a state may be read at once
 };
 
-template <int D>
+template <class S>
 struct SharedStorage {
-  using C = Config<D>;
-  alignas(16) float q[C::tokens][D];
-  alignas(16) float k[C::tokens][D];
-  alignas(16) float v[C::tokens][C::columns];  // then o: a column's element is read and written by
-                                               // the lanes of that column only
-  float alpha[C::tokens];
-  float beta[C::tokens];
+  alignas(16) float q[S::tokens][S::dim];
+  alignas(16) float k[S::tokens][S::dim];
+  // Then o: a column's element is read and written by the lanes of that column only.
+  alignas(16) float v[S::tokens][S::block_columns];
+  float alpha[S::tokens];
+  float beta[S::tokens];
 };
-static_assert(sizeof(SharedStorage<128>) <= 48 * 1024, "no opt-in is needed");
 
 struct Place {
   int sequence;
@@ -72,40 +101,83 @@ struct Place {
   int column;  // first of d_v
 };
 
-/// Rows of a tensor as fp32, eight elements a thread at a time.
-template <class T, int Columns>
-__device__ void load_rows(float (*destination)[Columns], const T* source, std::int64_t row_stride,
-                          int rows) {
+/// This thread's number, asked for anew so that nothing made from it is kept over the loop.
+__device__ __forceinline__ int thread_number() {
+  int number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
+/// Rows of a tensor as fp32, eight elements a thread at a time; all that are on their way before
+/// the first is waited for.
+template <class S, class T, int Columns>
+__device__ __forceinline__ void load_rows(float (&destination)[S::tokens][Columns], const T* source,
+                                          std::int64_t row_stride, int rows) {
   constexpr int vectors = Columns / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * vectors; i += 128) {
-    const int row = i / vectors;
-    const int column = i % vectors * 8;
-    float x[8];
-    device::load_8(x, source + row * row_stride + column);
+  constexpr int turns = (S::tokens * vectors + S::threads - 1) / S::threads;
+  const int thread = thread_number();
+  uint4 packed[turns];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) destination[row][column + j] = x[j];
+  for (int turn = 0; turn < turns; ++turn) {
+    const int i = turn * S::threads + thread;
+    const int row = i / vectors;
+    if (row >= rows) continue;
+    packed[turn] = *reinterpret_cast<const uint4*>(source + row * row_stride + i % vectors * 8);
+  }
+#pragma unroll
+  for (int turn = 0; turn < turns; ++turn) {
+    const int i = turn * S::threads + thread;
+    const int row = i / vectors;
+    if (row >= rows) continue;
+    float4* const to = reinterpret_cast<float4*>(&destination[row][i % vectors * 8]);
+    const float2 x[4] = {device::unpack<T>(packed[turn].x), device::unpack<T>(packed[turn].y),
+                         device::unpack<T>(packed[turn].z), device::unpack<T>(packed[turn].w)};
+    to[0] = {x[0].x, x[0].y, x[1].x, x[1].y};
+    to[1] = {x[2].x, x[2].y, x[3].x, x[3].y};
   }
 }
 
-template <class T, int D>
-__device__ void load_tokens(SharedStorage<D>& shared, const Params<T>& p, const Place& place,
-                            std::int64_t first, int count) {
+template <class S, class T>
+__device__ __forceinline__ void load_tokens(SharedStorage<S>& shared, const Params<T>& p,
+                                            const Place& place, std::int32_t first, int count) {
   const int qk_head = p.heads.qk_of(place.head);
-  load_rows(shared.q, p.q.row(first, qk_head), p.q.token_stride, count);
-  load_rows(shared.k, p.k.row(first, qk_head), p.k.token_stride, count);
-  load_rows(shared.v, p.v.row(first, place.head) + place.column, p.v.token_stride, count);
-  const int token = static_cast<int>(threadIdx.x);
+  const int token = thread_number();
   if (token < count) {
     shared.alpha[token] = expf(p.g.at(first + token, place.head));
     shared.beta[token] = p.beta.at(first + token, place.head);
   }
+  load_rows<S>(shared.k, p.k.row(first, qk_head), p.k.token_stride, count);
+  load_rows<S>(shared.q, p.q.row(first, qk_head), p.q.token_stride, count);
+  load_rows<S>(shared.v, p.v.row(first, place.head) + place.column, p.v.token_stride, count);
 }
 
-template <class T, int D>
-__device__ void store_tokens(const SharedStorage<D>& shared, const Params<T>& p, const Place& place,
-                             std::int64_t first, int count) {
-  constexpr int vectors = Config<D>::columns / 8;
-  for (int i = static_cast<int>(threadIdx.x); i < count * vectors; i += Config<D>::threads) {
+/// Divides rows of q and k by their norms, eight threads a row.
+template <class S>
+__device__ __forceinline__ void normalize(SharedStorage<S>& shared, int count) {
+  const int thread = thread_number();
+#pragma unroll 1
+  for (int row = thread / 8; row < 2 * S::tokens; row += S::threads / 8) {
+    // All take part in the sums.
+    const int token = row % S::tokens;
+    float* const x = (row < S::tokens ? shared.q : shared.k)[token] + thread % 8;
+    float sum = 0.0F;
+#pragma unroll 4
+    for (int i = 0; i < S::dim; i += 8) sum += token < count ? x[i] * x[i] : 0.0F;
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) sum += __shfl_xor_sync(~0U, sum, step);
+    const float factor = rsqrtf(sum + qk_norm::epsilon);
+#pragma unroll 4
+    for (int i = 0; i < S::dim; i += 8) {
+      if (token < count) x[i] *= factor;
+    }
+  }
+}
+
+template <class S, class T>
+__device__ __forceinline__ void store_tokens(const SharedStorage<S>& shared, const Params<T>& p,
+                                             const Place& place, std::int32_t first, int count) {
+  constexpr int vectors = S::block_columns / 8;
+  for (int i = thread_number(); i < count * vectors; i += S::threads) {
     const int row = i / vectors;
     const int column = i % vectors * 8;
     float x[8];
@@ -115,133 +187,296 @@ __device__ void store_tokens(const SharedStorage<D>& shared, const Params<T>& p,
   }
 }
 
-/// A lane's share of a column of S.
-template <int D>
-struct ColumnOfState {
-  using C = Config<D>;
-  float s[C::groups][4];
-
-  __device__ static int part() { return static_cast<int>(threadIdx.x) % C::lanes; }
-  __device__ static int column() { return static_cast<int>(threadIdx.x) / C::lanes; }
-  __device__ static int row(int group) { return (group * C::lanes + part()) * 4; }
-
-  __device__ static float sum_over_lanes(float x) {
+/// `Count` neighbours of type E as one access, or as `Count` where they may not be aligned.
+template <class E, int Count>
+struct alignas(sizeof(E) * Count) Neighbours {
+  E x[Count];
+};
+template <int Count, bool Vectors, class E>
+__device__ __forceinline__ void load_neighbours(float (&x)[Count], const E* from) {
+  if constexpr (Vectors) {
+    const auto all = *reinterpret_cast<const Neighbours<E, Count>*>(from);
 #pragma unroll
-    for (int step = 1; step < C::lanes; step *= 2) x += __shfl_xor_sync(0xffffffffU, x, step);
-    return x;
+    for (int i = 0; i < Count; ++i) x[i] = static_cast<float>(all.x[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) x[i] = static_cast<float>(from[i]);
+  }
+}
+template <int Count, bool Vectors, class E>
+__device__ __forceinline__ void store_neighbours(E* to, const float (&x)[Count]) {
+  if constexpr (Vectors) {
+    Neighbours<E, Count> all;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) all.x[i] = static_cast<E>(x[i]);
+    *reinterpret_cast<Neighbours<E, Count>*>(to) = all;
+  } else {
+#pragma unroll
+    for (int i = 0; i < Count; ++i) to[i] = static_cast<E>(x[i]);
+  }
+}
+
+/// A thread's part of a head's state: S = fade s.
+template <class S>
+struct StatePart {
+  float s[S::columns][S::groups][4];
+  float fade = 1.0F;
+
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % S::lanes; }
+  __device__ static int column() { return static_cast<int>(threadIdx.x) / S::lanes * S::columns; }
+  __device__ static int row(int group) { return (group * S::lanes + part()) * 4; }
+
+  /// f.operator()<Count, Vectors>(x, at) for every `Count` neighbours of a matrix that this thread
+  /// has.
+  template <class E, class F>
+  __device__ __forceinline__ void for_each_run(E* data, const device::StatePool& pool, bool vectors,
+                                               const Place& place, F&& f) {
+    const std::int64_t step = pool.row_stride;
+    const std::int64_t first = place.column + column();
+    // One address at a time: those of the whole loop would be made ahead of it and kept.
+    const auto visit = [&]<bool Vectors>() {
+      if (pool.vk) {
+#pragma unroll
+        for (int c = 0; c < S::columns; ++c) {
+          E* at = data + (first + c) * step + row(0);
+          asm volatile("" : "+l"(at));
+#pragma unroll
+          for (int i = 0; i < S::groups; ++i) {
+            f.template operator()<4, Vectors>(s[c][i], at + i * 4 * S::lanes);
+          }
+        }
+      } else {
+        E* at = data + row(0) * step + first;
+#pragma unroll
+        for (int i = 0; i < S::groups; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            float x[S::columns];
+#pragma unroll
+            for (int c = 0; c < S::columns; ++c) x[c] = s[c][i][j];
+            f.template operator()<S::columns, Vectors>(x, at);
+#pragma unroll
+            for (int c = 0; c < S::columns; ++c) s[c][i][j] = x[c];
+            at += j < 3 ? step : (4 * S::lanes - 3) * step;
+            asm volatile("" : "+l"(at));
+          }
+        }
+      }
+    };
+    vectors ? visit.template operator()<true>() : visit.template operator()<false>();
   }
 
+  /// f.operator()(data) for the element type of a pool, `data` its matrix of a row and head.
   template <class F>
-  __device__ void for_each(F&& f) {
-#pragma unroll
-    for (int i = 0; i < C::groups; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) f(row(i) + j, s[i][j]);
+  __device__ __forceinline__ static void with_matrix(const device::StatePool& pool,
+                                                     std::int64_t pool_row, int head, F&& f) {
+    const std::int64_t matrix = pool_row * pool.pool_stride + head * pool.head_stride;
+    switch (pool.dtype) {
+      case DType::bf16:
+        return f(static_cast<__nv_bfloat16*>(pool.data) + matrix);
+      case DType::f16:
+        return f(static_cast<__half*>(pool.data) + matrix);
+      default:
+        return f(static_cast<float*>(pool.data) + matrix);
     }
   }
 
-  __device__ void load(const device::StatePool& pool, std::int64_t from, const Place& place) {
-    if (from < 0) {
-      for_each([](int, float& x) { x = 0.0F; });
-      return;
-    }
-    const device::StateMatrix matrix = pool.matrix(from, place.head);
-    for_each([&](int k, float& x) { x = matrix.load(k, place.column + column()); });
-  }
-
-  __device__ void store(const device::StatePool& pool, std::int64_t to, const Place& place) {
-    if (to < 0) return;
-    const device::StateMatrix matrix = pool.matrix(to, place.head);
-    for_each([&](int k, float& x) { matrix.store(k, place.column + column(), x); });
-  }
-
-  /// One token; returns q^T S.
-  __device__ float step(const float* q, const float* k, float v, float alpha, float beta) {
-    float recalled = 0.0F;
-    float key[C::groups][4];
+  __device__ __forceinline__ void load(const device::StatePool& pool, bool vectors,
+                                       std::int64_t from, const Place& place) {
 #pragma unroll
-    for (int i = 0; i < C::groups; ++i) {
-      const float4 four = *reinterpret_cast<const float4*>(k + row(i));
-      key[i][0] = four.x;
-      key[i][1] = four.y;
-      key[i][2] = four.z;
-      key[i][3] = four.w;
+    for (int c = 0; c < S::columns; ++c) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) recalled += key[i][j] * s[i][j];
-    }
-    const float change = beta * (v - alpha * sum_over_lanes(recalled));
-    float out = 0.0F;
+      for (int i = 0; i < S::groups; ++i) {
 #pragma unroll
-    for (int i = 0; i < C::groups; ++i) {
-      const float4 four = *reinterpret_cast<const float4*>(q + row(i));
-      const float query[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        s[i][j] = alpha * s[i][j] + key[i][j] * change;
-        out += query[j] * s[i][j];
+        for (int j = 0; j < 4; ++j) s[c][i][j] = 0.0F;
       }
     }
-    return sum_over_lanes(out);
+    if (from < 0) return;
+    with_matrix(pool, from, place.head, [&](auto* data) {
+      for_each_run(data, pool, vectors, place,
+                   [&]<int Count, bool Vectors>(float(&x)[Count], const auto* at) {
+                     load_neighbours<Count, Vectors>(x, at);
+                   });
+    });
+  }
+
+  __device__ __forceinline__ void store(const device::StatePool& pool, bool vectors,
+                                        std::int64_t to, const Place& place) {
+    if (to < 0) return;
+    settle();
+    with_matrix(pool, to, place.head, [&](auto* data) {
+      for_each_run(data, pool, vectors, place,
+                   [&]<int Count, bool Vectors>(float(&x)[Count], auto* at) {
+                     store_neighbours<Count, Vectors>(at, x);
+                   });
+    });
+  }
+
+  /// fade becomes one.
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int c = 0; c < S::columns; ++c) {
+#pragma unroll
+      for (int i = 0; i < S::groups; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[c][i][j] *= fade;
+      }
+    }
+    fade = 1.0F;
+  }
+
+  /// One token, of whose v and o `v` has this thread's columns.
+  __device__ __forceinline__ void step(const float* q, const float* k, float* v, float alpha,
+                                       float beta, float scale) {
+    fade *= alpha;
+    // Far from one, or a NaN.
+    if (!(fade > 0x1p-40F && fade < 0x1p40F)) settle();
+    float recalled[S::columns] = {};
+    float seen[S::columns] = {};
+    float product = 0.0F;
+#pragma unroll
+    for (int i = 0; i < S::groups; ++i) {
+      float key[4], query[4];
+      load_neighbours<4, true>(key, k + row(i));
+      load_neighbours<4, true>(query, q + row(i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        product += query[j] * key[j];
+#pragma unroll
+        for (int c = 0; c < S::columns; ++c) {
+          recalled[c] += key[j] * s[c][i][j];
+          seen[c] += query[j] * s[c][i][j];
+        }
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < S::lanes; step *= 2) {
+      product += __shfl_xor_sync(~0U, product, step);
+#pragma unroll
+      for (int c = 0; c < S::columns; ++c) {
+        recalled[c] += __shfl_xor_sync(~0U, recalled[c], step);
+        seen[c] += __shfl_xor_sync(~0U, seen[c], step);
+      }
+    }
+    const float unfade = __fdividef(1.0F, fade);
+    float values[S::columns];
+    load_neighbours<S::columns, true>(values, v);
+    __syncwarp();  // the columns' other lanes have read them
+    float added[S::columns];
+#pragma unroll
+    for (int c = 0; c < S::columns; ++c) {
+      const float change = beta * (values[c] - fade * recalled[c]);
+      values[c] = scale * (fade * seen[c] + product * change);
+      added[c] = change * unfade;
+    }
+    // Keys are read again: there are no registers to keep them in.
+#pragma unroll
+    for (int i = 0; i < S::groups; ++i) {
+      float key[4];
+      load_neighbours<4, true>(key, k + row(i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int c = 0; c < S::columns; ++c) s[c][i][j] += key[j] * added[c];
+      }
+    }
+    if (part() == 0) store_neighbours<S::columns, true>(v, values);
   }
 };
 
-/// Stores the state as a checkpoint where `position`, tokens from the prefix's start, is one.
-template <class T, int D>
-__device__ void store_checkpoint(ColumnOfState<D>& state, const Params<T>& p, const Place& place,
-                                 std::int64_t prefix, std::int64_t position) {
+/// The row for the state at `position`, tokens from the prefix's start, where that is a checkpoint.
+template <class T>
+__device__ __forceinline__ std::int64_t checkpoint_row(const Params<T>& p, int sequence,
+                                                       std::int64_t prefix, std::int64_t position) {
   const std::int64_t interval = p.states.checkpoint_interval;
-  if (interval == 0 || position % interval != 0) return;
-  const std::int64_t compact =
-      p.checkpoint_offsets[place.sequence] + position / interval - prefix / interval - 1;
-  state.store(p.states.checkpoints, p.states.checkpoint_row(compact), place);
+  if (interval == 0 || position % interval != 0) return -1;
+  return p.states.checkpoint_row(p.checkpoint_offsets[sequence] + position / interval -
+                                 prefix / interval - 1);
 }
 
-template <class T, int D>
-__global__ void __launch_bounds__(Config<D>::threads)
+/// Brings the state that a later block begins with to L2. By one thread.
+template <class T, class S>
+__device__ __forceinline__ void prefetch(const Params<T>& p, unsigned matrix) {
+  if (matrix >= gridDim.x) return;
+  const auto sequence = static_cast<int>(matrix / p.heads.v);
+  const std::int32_t tokens = p.starts[sequence + 1] - p.starts[sequence];
+  if (tokens == 0 || tokens > p.most_tokens) return;
+  device::prefetch_state(p.states.initial, p.states.initial_row(sequence),
+                         static_cast<int>(matrix % p.heads.v), S::dim, S::dim * S::dim);
+}
+
+template <class T, class S>
+__global__ void __launch_bounds__(S::threads, S::resident)
     recurrent_kernel(const __grid_constant__ Params<T> p) {
-  using C = Config<D>;
-  using State = ColumnOfState<D>;
-  __shared__ SharedStorage<D> shared;
-  const unsigned matrix = blockIdx.x / C::tiles;
+  __shared__ SharedStorage<S> shared;
+  device::allow_successors();
+  device::wait_for_predecessors();
+  const unsigned matrix = blockIdx.x / S::tiles;
   const Place place{static_cast<int>(matrix / p.heads.v), static_cast<int>(matrix % p.heads.v),
-                    static_cast<int>(blockIdx.x % C::tiles) * C::columns};
-  const std::int64_t begin = p.starts[place.sequence];
-  const std::int64_t end = p.starts[place.sequence + 1];
+                    static_cast<int>(blockIdx.x % S::tiles) * S::block_columns};
+  const std::int32_t begin = p.starts[place.sequence];
+  const std::int32_t end = p.starts[place.sequence + 1];
+  if constexpr (S::tiles == 1) {
+    if (threadIdx.x == S::threads - 1) prefetch<T, S>(p, blockIdx.x + p.ahead);
+  }
+  if (end - begin > p.most_tokens || (begin == end && p.states.final_row(place.sequence) < 0)) {
+    return;
+  }
+
+  StatePart<S> state;
+  state.load(p.states.initial, p.vectors, p.states.initial_row(place.sequence), place);
   // An empty sequence may have no prefix to read, and none counts.
   const std::int64_t prefix =
       begin == end ? 0 : device::safe_prefix(p.prefix_lens, p.wide_index, place.sequence);
-
-  State state;
-  state.load(p.states.initial, p.states.initial_row(place.sequence), place);
-  // A pass ends at a multiple of 32 tokens from the prefix's start, so that checkpoints, at
-  // multiples of 64, fall between passes.
-  for (std::int64_t first = begin; first < end;) {
+  // A pass ends at a multiple of 16 tokens from the prefix's start, so that checkpoints, at
+  // multiples of 64, fall between passes. The last one has no tokens, and leaves the final state.
+  for (std::int32_t first = begin;;) {
     const std::int64_t position = prefix + first - begin;
-    const int count = static_cast<int>(min(C::tokens - position % C::tokens, end - first));
-    load_tokens(shared, p, place, first, count);
-    __syncthreads();
-    for (int t = 0; t < count; ++t) {
-      float& v = shared.v[t][State::column()];
-      const float o = state.step(shared.q[t], shared.k[t], v, shared.alpha[t], shared.beta[t]);
-      __syncwarp();  // the column's other lanes have read it
-      if (State::part() == 0) v = p.scale * o;
+    const std::int32_t count =
+        min(S::tokens - static_cast<std::int32_t>(position % S::tokens), end - first);
+    if (count > 0) {
+      load_tokens(shared, p, place, first, count);
+      __syncthreads();
+      if (p.norm) {
+        normalize(shared, count);
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int t = 0; t < count; ++t) {
+        state.step(shared.q[t], shared.k[t], &shared.v[t][StatePart<S>::column()], shared.alpha[t],
+                   shared.beta[t], p.scale);
+      }
+      __syncthreads();
+      store_tokens(shared, p, place, first, count);
+      __syncthreads();
     }
-    __syncthreads();
-    store_tokens(shared, p, place, first, count);
-    store_checkpoint(state, p, place, prefix, position + count);
-    __syncthreads();
+    state.store(count > 0 ? p.states.checkpoints : p.states.final, p.vectors,
+                count > 0 ? checkpoint_row(p, place.sequence, prefix, position + count)
+                          : p.states.final_row(place.sequence),
+                place);
+    if (count == 0) return;
     first += count;
   }
-  state.store(p.states.final, p.states.final_row(place.sequence), place);
 }
 
-std::int64_t blocks(const Problem& problem, const Capacity& capacity) {
-  const int tiles = problem.v_dim == 64 ? Config<64>::tiles : Config<128>::tiles;
-  return capacity.max_sequences * problem.v_heads * tiles;
+/// Whether heads are few enough that a token's time is what counts. Not where a sequence is to have
+/// the same bits in any batch.
+bool is_narrow(const VariantQuery& query) {
+  return query.problem.mode != Mode::batch_invariant &&
+         query.capacity.max_sequences * query.problem.v_heads <= query.device.multiprocessors;
+}
+
+bool suits_vectors(const TensorView& pool) {
+  if (pool.data == nullptr) return true;
+  const auto bytes = static_cast<std::int64_t>(size_of(pool.dtype));
+  return reinterpret_cast<std::uintptr_t>(pool.data) % (4 * bytes) == 0 &&
+         std::all_of(pool.strides.begin(), pool.strides.begin() + pool.rank - 1,
+                     [](std::int64_t stride) { return stride % 4 == 0; });
 }
 
 Support supports(const VariantQuery& query) {
-  return supports_tiles(query, blocks(query.problem, query.capacity));
+  if (Support support = supports_fused_norm(query); !support) return support;
+  return supports_tiles(query, recurrence_blocks(query));
 }
 
 std::vector<ScratchSpec> scratch(const VariantQuery& query) {
@@ -257,6 +492,34 @@ void steps(const StageCall& call, StepList& out) {
   scan.starts = call.scratch[0].as<std::int32_t>();
   scan.checkpoint_offsets = call.scratch[1].as<std::int32_t>();
   out.push_back(sequence_scan_step(scan));
+  add_recurrence(call, scan, std::numeric_limits<std::int32_t>::max(), out);
+}
+
+}  // namespace
+
+OptionSpec fused_norm_option() {
+  return {"qk_norm",
+          "1: q and k, as they are given, are normalised inside; pipelines do so where they can",
+          0,
+          {0, 1}};
+}
+
+Support supports_fused_norm(const VariantQuery& query) {
+  if (option_or(query.options, "qk_norm", 0) == 0 || query.problem.qk_norm) return Support::yes();
+  return Support::no("qk_norm: expected 0 for a problem without qk_norm, got 1");
+}
+
+std::int64_t recurrence_blocks(const VariantQuery& query) {
+  const int tiles = !is_narrow(query)           ? 1
+                    : query.problem.v_dim == 64 ? Narrow<64>::tiles
+                                                : Narrow<128>::tiles;
+  return query.capacity.max_sequences * query.problem.v_heads * tiles;
+}
+
+void add_recurrence(const StageCall& call, const SequenceScan& scan, std::int32_t most_tokens,
+                    StepList& out) {
+  static_assert(Wide<64>::tiles == 1 && Wide<128>::tiles == 1);
+  const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_type_and_dim(call.problem, [&]<class T, int D>() {
     Params<T> params{};
     params.q = device::Rows<const T>(call["q"]);
@@ -270,21 +533,30 @@ void steps(const StageCall& call, StepList& out) {
     params.prefix_lens = scan.prefix_lens;
     params.states = device::StatePorts(call);
     params.heads = device::Heads(call.problem);
+    params.most_tokens = most_tokens;
+    // Half of the blocks that are there at once.
+    params.ahead = Wide<D>::resident * query.device.multiprocessors / 2;
     params.scale = call.problem.effective_scale();
     params.wide_index = scan.wide_index;
-    out.push_back(kernel_step("recurrent", recurrent_kernel<T, D>,
-                              grid_of(blocks(call.problem, call.capacity)), {Config<D>::threads}, 0,
-                              params));
+    params.norm = option_or(call.options, "qk_norm", 0) != 0;
+    params.vectors = suits_vectors(call["initial_state"]) && suits_vectors(call["final_state"]) &&
+                     suits_vectors(call["checkpoints"]);
+    const auto add = [&]<class S>() {
+      Step step = kernel_step("recurrent", recurrent_kernel<T, S>,
+                              grid_of(recurrence_blocks(query)), {S::threads}, 0, params);
+      std::get<KernelLaunch>(step.work).programmatic = true;
+      out.push_back(std::move(step));
+    };
+    is_narrow(query) ? add.template operator()<Narrow<D>>() : add.template operator()<Wide<D>>();
   });
 }
-
-}  // namespace
 
 Variant recurrent() {
   Variant variant;
   variant.id = "recurrent";
-  variant.description = "token by token in fp32, 32 columns of a head a block";
+  variant.description = "token by token in fp32, a head's state in registers";
   variant.target = DeviceType::cuda;
+  variant.options = {fused_norm_option()};
   variant.supports = supports;
   variant.scratch = scratch;
   variant.accepts = accepts;

@@ -191,6 +191,7 @@ class Scheduler {
       // By every lane before the first writes the next one.
       const Progress::Step step = now_.step;
       if (step == Progress::ended) return;
+      if (p_.skips_empty && step == Progress::share && now_.at.chunk == 0) skip_empty();
       segments::Start start{now_.at.chunk, 0.0F};
       const bool ahead = step == Progress::look_ahead;
       if (ahead || (step == Progress::share && now_.at.chunk > 0)) {
@@ -282,6 +283,23 @@ class Scheduler {
   __device__ __forceinline__ void wait_for_all() {
 #pragma unroll 1
     for (int i = max(0, now_.announced - job_stages); i < now_.announced; ++i) wait_done(i);
+  }
+
+  // On to a sequence with chunks, or to where the share ends; by the warp, 32 sequences at a time.
+  __device__ __forceinline__ void skip_empty() {
+    const std::int32_t end = now_.shares[1].begin.sequence;
+    std::int32_t sequence = now_.at.sequence;
+    unsigned found = 0;
+#pragma unroll 1
+    while (found == 0 && sequence < end) {
+      const auto mine = sequence + static_cast<std::int32_t>(threadIdx.x % 32);
+      found =
+          __ballot_sync(~0U, mine < end && p_.chunks.offsets[mine] < p_.chunks.offsets[mine + 1]);
+      sequence += found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1;
+    }
+    __syncwarp();
+    if (is_first_lane() && sequence != now_.at.sequence) now_.at = {min(sequence, end), 0, 0};
+    __syncwarp();
   }
 
   // One step on: of the share, or behind it. `start` is that of the place. By one lane, as all that
@@ -410,7 +428,7 @@ class Scheduler {
     // A role waits inside a job for the next one's chunk. Where empty sequences come first, which
     // need places in the ring, too, nothing is to be on its way.
     const bool empty_next =
-        left > 0 && !last && at.head + 1 == p_.heads.v &&
+        !p_.skips_empty && left > 0 && !last && at.head + 1 == p_.heads.v &&
         p_.chunks.offsets[at.sequence + 1] == p_.chunks.offsets[at.sequence + 2];
     found_walk(at, span, start.chunk, stop, row, inside || last, left == 0 || empty_next);
   }

@@ -46,14 +46,14 @@ __device__ std::int64_t divide(std::int64_t x, std::int32_t by) {
 // The chunks of a call in a row, in units of a chunk; each sequence and head has `change_cost`
 // more, in front.
 struct Row {
-  const std::int32_t* offsets;  // [N+1]: first chunk of each sequence
+  const std::int32_t* units;  // [N+1]: of one head, in front of each sequence
   std::int32_t sequences, heads;
 
-  __device__ std::int32_t chunks_of(std::int32_t sequence) const {
-    return offsets[sequence + 1] - offsets[sequence];
+  __device__ std::int32_t length_of(std::int32_t sequence) const {
+    return units[sequence + 1] - units[sequence];
   }
   __device__ std::int64_t begin_of(std::int32_t sequence) const {
-    return (offsets[sequence] + std::int64_t{change_cost} * sequence) * heads;
+    return std::int64_t{units[sequence]} * heads;
   }
 
   // Where the share of a block begins if all are alike.
@@ -70,7 +70,7 @@ struct Row {
       const std::int32_t middle = sequence + (behind - sequence) / 2;
       (begin_of(middle) <= unit ? sequence : behind) = middle;
     }
-    const std::int32_t length = chunks_of(sequence) + change_cost;
+    const std::int32_t length = length_of(sequence);
     const std::int64_t within = unit - begin_of(sequence);
     const std::int64_t head = divide(within, length);
     return {sequence, static_cast<std::int32_t>(head),
@@ -78,8 +78,7 @@ struct Row {
   }
   __device__ std::int64_t unit_of(const Place& place) const {
     if (place.sequence == sequences) return begin_of(sequences);
-    return begin_of(place.sequence) +
-           std::int64_t{place.head} * (chunks_of(place.sequence) + change_cost) +
+    return begin_of(place.sequence) + std::int64_t{place.head} * length_of(place.sequence) +
            (place.chunk > 0 ? change_cost + place.chunk : 0);
   }
 };
@@ -98,7 +97,7 @@ struct Shared {
   scan::SharedStorage scan;
   // Of as many sequences as there is room for; of more they come from memory.
   static constexpr std::int32_t sequences = 1023;
-  std::int32_t offsets[sequences + 1], starts[sequences + 1];
+  std::int32_t offsets[sequences + 1], starts[sequences + 1], units[sequences + 1];
   Place places[threads + 1];
   unsigned longest[2];  // share, of whole sequences and of others
 };
@@ -113,7 +112,13 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   if (block < table.blocks) table.finished[block] = table.left[block] = 0;
   if (block < 2) shared.longest[block] = 0;
   const auto keep = [&](const scan::Sequence& sequence) {
-    if (!few) return;
+    const std::int64_t jobs = table.skips ? sequence.before.sequences : sequence.number;
+    const auto units = static_cast<std::int32_t>(sequence.before.chunks + change_cost * jobs);
+    if (!few) {
+      table.units[sequence.number] = units;
+      return;
+    }
+    shared.units[sequence.number] = units;
     shared.offsets[sequence.number] = sequence.before.chunks;
     shared.starts[sequence.number] = sequence.start;
   };
@@ -130,7 +135,8 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   }
   __syncthreads();
 
-  const Row row{few ? shared.offsets : p.scan.chunk_offsets, sequences, table.heads};
+  const Row row{few ? shared.units : table.units, sequences, table.heads};
+  const std::int32_t* const offsets = few ? shared.offsets : p.scan.chunk_offsets;
   const std::int32_t* const starts = few ? shared.starts : p.scan.starts;
   const Place even = row.begin_of_share(block, table.blocks);
   shared.places[block] = even;
@@ -167,9 +173,9 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   const std::int32_t n = share.begin.sequence;
   share.most_lead = share.most_start = 0;
   share.span = {};
-  share.span.first_chunk = row.offsets[n];
+  share.span.first_chunk = offsets[n];
   if (n < sequences) {
-    share.span = span_of(row.offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n);
+    share.span = span_of(offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n);
     const bool goes_on = begins_inside(block + 1);
     const std::int32_t end = goes_on ? shared.places[block + 1].chunk : share.span.chunks;
     share.most_lead = min(2 * (end - share.begin.chunk) + link_cost, segments::most_lead);

@@ -43,9 +43,11 @@ struct ShareTable {
   Share* shares = nullptr;           ///< [B+1]; the last is the end
   std::int32_t* finished = nullptr;  ///< [B]: set to zero
   std::int32_t* left = nullptr;      ///< [B]: set to zero
+  std::int32_t* units = nullptr;     ///< [N+1]: scratch, of many sequences
   std::int32_t blocks = 0;           ///< B, at most `most_blocks`
   std::int32_t heads = 0;            ///< Hv
   bool cuts = false;                 ///< whether shares may begin inside a sequence
+  bool skips = false;                ///< whether sequences without chunks cost nothing
 };
 
 /// The scan and the table, in one launch of one block. `scan.starts` and `scan.chunk_offsets` are

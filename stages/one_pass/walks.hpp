@@ -35,15 +35,17 @@ struct WholeParams : Params {
                                // inside one is walked
   float* share_bounds;         // [B]: log2 of what remains of the past there, by the gates alone
   Links links;
-  bool rehearses;              // whether instructions are fetched ahead of the first chunk
+  bool skips_empty;  // sequences without chunks are not this walk's
+  bool rehearses;    // whether instructions are fetched ahead of the first chunk
 };
 
 /// Adds the launches of a walk by half a head a block, in clusters of two, over sequences whole or
 /// cut in so many slots.
 void half_head(const HalfParams& params, const Problem& problem, bool cut, std::int64_t slots,
                StepList& out);
-/// Adds the launch of a walk by a whole head a block, in so many blocks.
-void whole_head(const WholeParams& params, const Problem& problem, std::int64_t blocks,
+/// Adds the launch of a walk by a whole head a block, in so many blocks. `norm`: q and k are to be
+/// normalised, bf16 only, since 1 / |k| enters a factor of what is rounded.
+void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
                 StepList& out);
 
 }  // namespace gdnflow::stages::one_pass

@@ -15,6 +15,8 @@
 //   producers, a warp     q k v by TMA, prefix sums of g and their factors, into a ring of three
 //   another               O by TMA, from where the state groups leave it
 //   another               jobs
+//   another               where q and k are to be normalised, their rows' norms, by which it scales
+//                         the factors: neither q nor k changes
 //   preparing group       Q K^T and K K^T on WGMMA, gates: P, L and N's halves; A_1 and A_2 by two
 //                         warps each, in fp32 (pair_tril_inverse.cuh); a chunk ahead
 //   two state groups      64 value columns each: K S -> R -> V'_1 -> V'_2 -> S, and Q S + P V'
@@ -40,6 +42,7 @@
 #include "one_pass/one_pass.cuh"
 #include "one_pass/schedule.cuh"
 #include "one_pass/walks.hpp"
+#include "qk_norm/epsilon.hpp"
 
 #include <climits>
 #include <cstdint>
@@ -88,7 +91,13 @@ struct Shared {
   // exp(gc_b - gc) by token, b the last one of its block of 16
   float to_block_end[Shape::key_stages][rows];
   device::PairTrilInverse::Storage inverse[2];  // of A_1 and A_2
+  // Of q and k that are to be normalised. With r_q and r_k the inverses of a token's norms:
+  struct Norms {
+    float log2_column[rows];  // gc - log2 r_k
+    float query[rows];        // scale r_q / r_k
+  } norms[Shape::pair_stages];
   Barrier full_keys[Shape::key_stages], empty_keys[Shape::key_stages];
+  Barrier normed[Shape::pair_stages];  // norms, and factors scaled by them
   Barrier scored[Shape::pair_stages];  // P is there,
   Barrier solved[Shape::pair_stages];  // A is,
   Barrier used[Shape::pair_stages];    // and both may be overwritten
@@ -113,6 +122,7 @@ __device__ __forceinline__ Slot slot_of(int i) {
 }
 
 // Every thread of a group arrives: racecheck follows no less.
+template <bool Norm>
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   constexpr int readers = Shape::groups * group_threads;
   for (int i = 0; i < Shape::key_stages; ++i) {
@@ -120,6 +130,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.empty_keys[i].init(readers + group_threads);
   }
   for (int i = 0; i < Shape::pair_stages; ++i) {
+    shared.normed[i].init(32);
     shared.scored[i].init(group_threads);
     shared.solved[i].init(group_threads);
     shared.used[i].init(readers);
@@ -129,7 +140,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.stored[i].init(32);
   }
   shared.loaded_keys.init(1);
-  shared.ring.init(32 + 32 + group_threads + readers);
+  shared.ring.init(32 + 32 + (Norm ? 32 : 0) + group_threads + readers);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -142,7 +153,7 @@ __device__ __forceinline__ int kept(int x) {
   return y;
 }
 
-template <class Element>
+template <class Element, bool Norm>
 __device__ void prepare(const WholeParams& p, Shared& shared) {
   // Through shuffles: what comes straight from the thread's number is asked for anew, which takes
   // longer than all that is done with it.
@@ -202,7 +213,12 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       return;
     }
     float log2_growth = 0.0F;
-    const int behind_lead = w.chunks - w.lead;
+    // In front of the share; from shared memory, where there is no register to keep the number in.
+    const auto in_lead = [&](int left) {
+      const Job* job = &w;
+      if constexpr (Norm) asm volatile("" : "+l"(job));
+      return left > job->chunks - job->lead;
+    };
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
     if (w.fresh) {
       shared.full_keys[slot.index].wait(slot.phase);
@@ -228,12 +244,24 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       };
       const Gates& gates = shared.gates[slot.index];
       const auto& to_block_end = shared.to_block_end[slot.index];
-      const float gc_row[2] = {gates.log2_gamma[16 * warp + row],
-                               gates.log2_gamma[16 * warp + row + 8]};
+      const auto& norms = shared.norms[pair.index];
+      if constexpr (Norm) shared.normed[pair.index].wait(pair.phase);
+      float gc_row[2];  // and log2 r_k
+      float scale[2];   // of scores
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int token = 16 * warp + row + 8 * h;
+        gc_row[h] = gates.log2_gamma[token];
+        scale[h] = p.scale;
+        if constexpr (Norm) {
+          gc_row[h] += gc_row[h] - norms.log2_column[token];
+          scale[h] = norms.query[token];
+        }
+      }
       // beta of this thread's rows: halves of pairs.
       const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
       const float minus_beta[2] = {-betas[0], -betas[4 * 4]};
-      if (left > behind_lead) log2_growth += log2_growth_of(gram, gates, warp);
+      if (in_lead(left)) log2_growth += log2_growth_of<Norm>(gram, gates, warp);
       shared.used[pair.index].wait(pair.phase ^ 1);
       const std::uint32_t a = device::shared_address(shared.pairs[pair.index].a);
       const std::uint32_t weights = device::shared_address(shared.pairs[pair.index].p);
@@ -253,8 +281,9 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           const int j = 2 * block + part;
+          const auto& diagonal = Norm ? norms.log2_column : gates.log2_gamma;
           const float2 of_columns = *reinterpret_cast<const float2*>(
-              &(Diagonal ? gates.log2_gamma : to_block_end)[8 * j + column]);
+              &(Diagonal ? diagonal : to_block_end)[8 * j + column]);
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -265,11 +294,11 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
                 const float decay = device::exp2_approximate(gc_row[h] - of_column);
                 // By selection: what is masked may be anything, a NaN included.
                 weight.x[part][e] = 8 * part + column + c <= row + 8 * h
-                                        ? p.scale * scores[4 * j + e] * decay
+                                        ? scale[h] * scores[4 * j + e] * decay
                                         : 0.0F;
                 n.x[part][e] = minus_beta[h] * gram[4 * j + e] * decay;
               } else {
-                weight.x[part][e] = p.scale * from_end[h] * (scores[4 * j + e] * of_column);
+                weight.x[part][e] = scale[h] * from_end[h] * (scores[4 * j + e] * of_column);
                 n.x[part][e] = minus_beta[h] * from_end[h] * (gram[4 * j + e] * of_column);
               }
             }
@@ -324,6 +353,98 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     }
   };
   for_each_job(shared.ring, walk);
+}
+
+// Norms of the rows of q and k, and by them the factors of the gates; by a warp, whose registers
+// are few.
+template <class Element>
+__device__ void find_norms(const WholeParams& p, Shared& shared) {
+  // By 16 rows of a tile: four at a time, eight lanes a row, in fp32. Not by products, which wait
+  // for those of the other warps.
+  const auto in_tile = static_cast<std::uint32_t>(kept(static_cast<int>(threadIdx.x % 32 * 16)));
+  const auto sum_squares = [&](std::uint32_t tile, std::uint32_t sums) {
+    const std::uint32_t end = sums + rows * sizeof(float);
+#pragma unroll 1
+    for (; sums != end; sums += 16 * sizeof(float), tile += 16 * 128) {
+      float sum[4];
+#pragma unroll
+      for (int group = 0; group < 4; ++group) {
+        sum[group] = 0.0F;
+#pragma unroll
+        for (int panel = 0; panel < 2; ++panel) {
+          std::uint32_t x[4];
+          // Where in its row a column lies does not matter.
+          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                       : "r"(tile + in_tile + group * 4 * 128 + panel * panel_bytes));
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float2 pair = device::unpack<Element>(x[e]);
+            sum[group] += pair.x * pair.x;
+            sum[group] += pair.y * pair.y;
+          }
+        }
+      }
+      // A lane that begins with four rows' parts ends with one row's sum.
+      const auto fold = [&](float& low, float high, int step) {
+        const bool upper = (threadIdx.x & step) != 0;
+        const float sent = upper ? low : high;
+        low = (upper ? high : low) + __shfl_xor_sync(~0U, sent, step);
+      };
+      fold(sum[0], sum[2], 4);
+      fold(sum[1], sum[3], 4);
+      fold(sum[0], sum[1], 2);
+      sum[0] += __shfl_xor_sync(~0U, sum[0], 1);
+      const auto lane = static_cast<std::uint32_t>(threadIdx.x % 32);
+      const std::uint32_t row = (lane / 2 % 2 + lane / 4 % 2 * 2) * 4 + lane / 8;
+      asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + row * 4), "f"(sum[0]) : "memory");
+    }
+  };
+  const auto scale_factors = [&](Shared::Norms& norms, Gates& gates, float* to_block_end) {
+    const auto token = static_cast<int>(threadIdx.x % 32 * 2);
+    float of_key[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float key = norms.log2_column[token + h] + qk_norm::epsilon;
+      const float query = rsqrtf(norms.query[token + h] + qk_norm::epsilon);
+      of_key[h] = rsqrtf(key);
+      norms.log2_column[token + h] = gates.log2_gamma[token + h] + 0.5F * __log2f(key);
+      norms.query[token + h] = p.scale * query * (key * of_key[h]);
+      gates.query[token + h] *= query;
+      to_block_end[token + h] *= of_key[h];
+    }
+    gates.residual[token / 2].x *= of_key[0];
+    gates.residual[token / 2].y *= of_key[1];
+    gates.decay[token / 2].x *= of_key[0];
+    gates.decay[token / 2].y *= of_key[1];
+  };
+  int i = 0;  // chunks of this block so far; addresses are made anew from it
+  const auto again = [&] {
+    asm volatile("" : "+r"(i));
+    return i;
+  };
+  for_each_job(shared.ring, [&](const Job& w) {
+#pragma unroll 1
+    for (int left = w.chunks; left > 0; --left, ++i) {
+      {
+        const Slot slot = slot_of<Shape::key_stages>(i);
+        const Slot pair = slot_of<Shape::pair_stages>(i);
+        shared.full_keys[slot.index].wait(slot.phase);
+        shared.scored[pair.index].wait(pair.phase ^ 1);
+      }
+      if (w.kind != Job::link) {
+        sum_squares(device::shared_address(shared.keys[again() % Shape::key_stages].k),
+                    device::shared_address(shared.norms[i % Shape::pair_stages].log2_column));
+        sum_squares(device::shared_address(shared.queries[again() % Shape::key_stages].q),
+                    device::shared_address(shared.norms[i % Shape::pair_stages].query));
+        __syncwarp();
+        const int stage = again() % Shape::key_stages;
+        scale_factors(shared.norms[i % Shape::pair_stages], shared.gates[stage],
+                      shared.to_block_end[stage]);
+      }
+      shared.normed[again() % Shape::pair_stages].arrive();
+    }
+  });
 }
 
 // Stores what the state groups leave in shared memory, by a warp. The first that they leave is that
@@ -541,7 +662,7 @@ __device__ __forceinline__ void produce_transfer(const WholeParams& p, Shared& s
   }
 }
 
-template <class Element, bool Checkpoints>
+template <class Element, bool Checkpoints, bool Norm>
 __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
   constexpr int held = Shape::held_factors;
   const std::uint32_t value_offset =
@@ -749,8 +870,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       load_value_step(residual[0], v);
       load_value_step(residual[1], v + 2048);
       float4 factor[held];
+      const auto first_factors = [&] {
 #pragma unroll
-      for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
+        for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
+      };
+      if constexpr (!Norm) first_factors();
       const auto next_factors = [&](int step) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -760,6 +884,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
       };
       shared.solved[pair.index].wait(pair.phase);
+      if constexpr (Norm) first_factors();  // norms have scaled them
       device::wgmma_wait<1>();
       device::hold(ks);
 
@@ -921,13 +1046,13 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
 
 // ---------------------------------------------------------------------------------------------
 
-template <class Element, bool Checkpoints>
+template <class Element, bool Checkpoints, bool Norm>
 __global__ void __launch_bounds__(Shape::threads, 1)
     whole_head_kernel(const __grid_constant__ WholeParams p) {
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    init_barriers(shared);
+    init_barriers<Norm>(shared);
     init_rehearsal(shared.ring);
     device::fence_barrier_init();
   }
@@ -945,6 +1070,11 @@ __global__ void __launch_bounds__(Shape::threads, 1)
       Slot slot;
       for_each_job(shared.ring, [&](const Job& w) {
         if (w.kind == Job::walk) {
+          // The state groups read it only when they are done with what comes before.
+          if (threadIdx.x == 0 && w.from_start && w.part == Job::state) {
+            device::prefetch_state(p.state.initial, p.state.initial_row(w.sequence), w.head, dim,
+                                   state_elements);
+          }
           produce_keys<Shape>(p, w, shared, slot);
         } else if (w.kind == Job::link) {
           produce_transfer(p, shared, slot);
@@ -958,32 +1088,39 @@ __global__ void __launch_bounds__(Shape::threads, 1)
       store_outputs<Element>(p, shared);
     } else if (threadIdx.x < 96) {
       Scheduler(p, shared.ring).run();
+    } else if constexpr (Norm) {
+      find_norms<Element>(p, shared);
     }
   } else if (group == 1) {
     device::give_registers<Shape::preparing_registers>();
-    prepare<Element>(p, shared);
+    prepare<Element, Norm>(p, shared);
   } else {
     device::take_registers<Shape::state_registers>();
-    keep_states<Element, Checkpoints>(p, shared, group - 2);
+    keep_states<Element, Checkpoints, Norm>(p, shared, group - 2);
   }
 }
 
 }  // namespace
 
-void whole_head(const WholeParams& params, const Problem& problem, std::int64_t blocks,
+void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
                 StepList& out) {
-  const auto add = [&]<class Element, bool Checkpoints>() {
-    Step step = kernel_step("one_pass", whole_head_kernel<Element, Checkpoints>, grid_of(blocks),
-                            {Shape::threads}, sizeof(Shared), params);
+  const auto add = [&]<class Element, bool Checkpoints, bool Norm>() {
+    Step step = kernel_step("one_pass", whole_head_kernel<Element, Checkpoints, Norm>,
+                            grid_of(blocks), {Shape::threads}, sizeof(Shared), params);
     std::get<KernelLaunch>(step.work).programmatic = true;
     out.push_back(std::move(step));
   };
-  const auto add_for = [&]<class Element>() {
-    params.state.checkpoint_chunks > 0 ? add.template operator()<Element, true>()
-                                       : add.template operator()<Element, false>();
+  const auto add_for = [&]<class Element, bool Norm>() {
+    params.state.checkpoint_chunks > 0 ? add.template operator()<Element, true, Norm>()
+                                       : add.template operator()<Element, false, Norm>();
   };
-  problem.activation == DType::bf16 ? add_for.template operator()<__nv_bfloat16>()
-                                    : add_for.template operator()<__half>();
+  if (problem.activation == DType::f16) {
+    add_for.template operator()<__half, false>();
+  } else if (norm) {
+    add_for.template operator()<__nv_bfloat16, true>();
+  } else {
+    add_for.template operator()<__nv_bfloat16, false>();
+  }
 }
 
 }  // namespace gdnflow::stages::one_pass

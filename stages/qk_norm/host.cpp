@@ -1,6 +1,7 @@
 #include "host/matrix.hpp"
 #include "host/parallel.hpp"
 #include "host/variant.hpp"
+#include "qk_norm/epsilon.hpp"
 
 #include <cmath>
 
@@ -8,8 +9,6 @@
 
 namespace gdnflow::stages::qk_norm {
 namespace {
-
-constexpr float epsilon = 1e-6F;
 
 void normalize(const TensorView& in, const TensorView& out) {
   const std::int64_t heads = in.extents[1];

@@ -5,6 +5,7 @@
 #include "cuda_tiles.cuh"
 #include "device/half.cuh"
 #include "device/views.cuh"
+#include "qk_norm/epsilon.hpp"
 
 namespace gdnflow::stages::qk_norm {
 namespace {
@@ -15,7 +16,6 @@ struct Config {
   static constexpr int lanes = D / 8;  // of a row
   static constexpr int rows = threads / lanes;
   static_assert(lanes <= 32 && 32 % lanes == 0, "a row stays within a warp");
-  static constexpr float epsilon = 1e-6F;
 };
 
 template <class T>
@@ -39,7 +39,7 @@ __device__ void normalize(const T* in, T* out, int lane) {
   for (int step = 1; step < Config<D>::lanes; step *= 2) {
     sum += __shfl_xor_sync(0xffffffffU, sum, step);
   }
-  const float norm = sqrtf(sum + Config<D>::epsilon);
+  const float norm = sqrtf(sum + epsilon);
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] /= norm;
   device::store_8(out + 8 * lane, x);
@@ -49,9 +49,10 @@ template <class T, int D>
 __global__ void __launch_bounds__(Config<D>::threads)
     qk_norm_kernel(const __grid_constant__ Params<T> p) {
   using C = Config<D>;
-  if (p.rows == 0) return;
+  const std::int64_t first = std::int64_t{blockIdx.x} * C::rows;
+  if (first >= 2 * p.rows) return;
   // Every lane takes part in the shuffles; those past the end repeat the last row.
-  const std::int64_t mine = std::int64_t{blockIdx.x} * C::rows + threadIdx.x / C::lanes;
+  const std::int64_t mine = first + threadIdx.x / C::lanes;
   const std::int64_t row = min(mine, 2 * p.rows - 1);
   const std::int64_t in_tensor = row % p.rows;
   const std::int64_t token = in_tensor / p.heads;

@@ -110,6 +110,55 @@ TEST_CASE("prompts in pieces: each starts where the one before has left its slot
   }
 }
 
+TEST_CASE("short pieces beside long ones: token by token, and by chunks")
+{
+  GDNFLOW_REQUIRE_GPU();
+  // So many sequences of heads that whole heads leave the short ones to the recurrence, which then
+  // takes a head a block.
+  Problem p = small_problem();
+  p.qk_heads = 16;
+  p.v_heads = 64;
+  std::vector<std::vector<std::int64_t>> pieces{{1, 70, 24},  {24, 25, 1},  {0, 63, 1},
+                                                {30, 34, 16}, {150, 3, 26}, {16, 0, 90}};
+  for (std::int64_t i = 0; i < 13; ++i) pieces.push_back({i % 4, 20 + i % 6, 8});
+  struct Form {
+    StateLayout layout;
+    DType state;
+    std::int64_t slot_gap;  // 64: suits vectors
+  };
+  for (const Form& form :
+       {Form{StateLayout::kv, DType::f32, 64}, Form{StateLayout::vk, DType::f32, 64},
+        Form{StateLayout::kv, DType::f32, 1}, Form{StateLayout::vk, DType::f16, 1},
+        Form{StateLayout::kv, DType::bf16, 64}}) {
+    p.state_layout = form.layout;
+    p.state = form.state;
+    const ChunkedPrompts prompts(p, 512, pieces, form.slot_gap);
+    CAPTURE(to_string(prompts.problem()));
+    CAPTURE(form.slot_gap);
+    for (const auto& [recipe, options] :
+         std::map<std::string, Options>{{"recurrent", {}}, {"one-pass", {{"value_tile", 128}}}}) {
+      CAPTURE(recipe);
+      const PrefillOptions prefill{.recipe = recipe,
+                                   .overrides = {{"one_pass", {recipe, options}}}};
+      if (!can_make_pipeline(recipe, prompts.problem(), prompts.capacity(), device_info(gpu),
+                             prefill.overrides)) {
+        continue;
+      }
+      DevicePrompts on_device(prompts);
+      PrefillSession session(prompts.problem(), {prompts.capacity()}, gpu, {.prefill = prefill});
+      const PrefillTensors tensors = on_device.tensors();
+      for (std::int64_t step = 0; step < prompts.steps(); ++step) {
+        CAPTURE(step);
+        const bool padded = step == 1;
+        on_device.begin(step, padded);
+        session.run(tensors, padded ? prompts.rows() : on_device.host().tokens(),
+                    padded ? prompts.prompts() : on_device.host().count());
+        on_device.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("prompts in pieces by a graph of the caller's, captured at the first piece")
 {
   GDNFLOW_REQUIRE_GPU();

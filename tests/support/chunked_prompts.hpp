@@ -32,13 +32,14 @@ class ChunkedPrompts {
   static constexpr std::int64_t interval = 64;
   static constexpr std::int64_t checkpoint_rows = 8;
 
-  /// `pieces[i]` are the lengths of prompt i's pieces, all of a step's within `rows`.
+  /// `pieces[i]` are the lengths of prompt i's pieces, all of a step's within `rows`; `slot_gap`
+  /// are elements between slots.
   ChunkedPrompts(Problem problem, std::int64_t rows, std::vector<std::vector<std::int64_t>> pieces,
-                 std::uint64_t seed = 1)
+                 std::int64_t slot_gap = 64)
       : problem_(with_options(problem)),
         pieces_(std::move(pieces)),
-        whole_(
-            Inputs::draw(plain(problem), lengths_of(pieces_), Distribution::random_decay, seed)) {
+        slot_gap_(slot_gap),
+        whole_(Inputs::draw(plain(problem), lengths_of(pieces_), Distribution::random_decay, 1)) {
     const Problem& p = problem_;
     const auto poisoned = [&](const char* name, DType type, std::vector<std::int64_t> extents) {
       HostTensor tensor(type, std::move(extents));
@@ -203,7 +204,7 @@ class ChunkedPrompts {
   std::int64_t state_elements() const noexcept {
     return std::int64_t{problem_.v_heads} * problem_.qk_dim * problem_.v_dim;
   }
-  std::int64_t slot_stride() const noexcept { return state_elements() + 64; }
+  std::int64_t slot_stride() const noexcept { return state_elements() + slot_gap_; }
   std::array<std::int64_t, 2> row_extents() const noexcept {
     const bool kv = problem_.state_layout == StateLayout::kv;
     return {kv ? problem_.qk_dim : problem_.v_dim, kv ? problem_.v_dim : problem_.qk_dim};
@@ -264,6 +265,7 @@ class ChunkedPrompts {
 
   Problem problem_;
   std::vector<std::vector<std::int64_t>> pieces_;
+  std::int64_t slot_gap_;
   Inputs whole_;
   std::map<std::string, HostTensor> tensors_;
   std::vector<Piece> in_step_;
