@@ -231,6 +231,24 @@ TEST_CASE("what a step writes nobody reads or writes over in it")
   CHECK(counts({"--chunk-tokens", "200", "--checkpoint-rows", "1"}) == Json{2, 2, 0, 5, 1});
 }
 
+TEST_CASE("the state where two prompts part is nobody else's until its prompt has gone on")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  // The third prompt parts from the first and the fourth from the second, in the same step; in the
+  // next one the third comes first and would have rows for its checkpoints.
+  write_text(file, header + "0,100,1,0\n100000,110,1,0\n200000,300,1,95\n200000,300,1,105\n");
+  const Json session =
+      serve_checked(file, {"--speed", "1", "--exact-prefix", "--checkpoint-interval", "128",
+                           "--checkpoint-rows", "2", "--chunk-tokens", "400"});
+  CHECK(session.at("steps") == 4);
+  CHECK(session.at("checked_starts") == 2);
+  const Json& p = session.at("prefix_cache");
+  CHECK(p.at("checkpoints_written") == 2);
+  CHECK(p.at("no_row") == 4);
+  CHECK(p.at("evictions") == 0);
+}
+
 TEST_CASE("requests that arrive by the clock wait for less when the clock is slow")
 {
   const TemporaryFolder folder;
