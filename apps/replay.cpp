@@ -48,7 +48,7 @@ void describe(po::options_description& options) {
       "and cached_tokens")("requests", count(),
                            "the first N of them; default: 20 on the host, all on a GPU")(
       "length-scale", po::value<double>()->value_name("X"),
-      "lengths times X, at least a token; default: 0.02 on the host, 1 on a GPU")(
+      "lengths times X, at least a token; default: 0.125 on the host, 1 on a GPU")(
       "speed", po::value<double>()->value_name("X"),
       "requests arrive X times as fast as in the trace, by a clock that runs with the steps; "
       "default: all wait already")(
@@ -58,8 +58,12 @@ void describe(po::options_description& options) {
       "on a GPU")("layers", count(), "layers of a step; default: 2 on the host, 36 on a GPU")(
       "slots", count(), "of the pool of states; default: 4 on the host, 64 on a GPU")(
       "checkpoint-interval", count(),
-      "cached tokens count down to a multiple of this; default: 64")(
-      "exact-prefix", po::bool_switch(), "cached tokens count as the trace has them")(
+      "keep the state of every prompt at multiples of N tokens, themselves a multiple of 64, for "
+      "prompts that begin alike; 0: never; default: 64 on the host, 512 on a GPU")(
+      "checkpoint-rows", count(),
+      "more rows of the pool, for those states; the one used longest ago makes room; default: 32 "
+      "on the host, 64 on a GPU")("exact-prefix", po::bool_switch(),
+                                  "keep the state also where prompts part, wherever that is")(
       "svg", po::value<std::string>()->value_name("FILE"),
       "write a plot of the latencies (with gnuplot)");
   options.add_options()("soak", po::value<double>()->value_name("SECONDS"),
@@ -86,7 +90,8 @@ const std::array<Mode, 4>& modes() {
       {{"trace",
         run_trace,
         {"requests", "length-scale", "speed", "chunk-tokens", "least-bucket", "layers", "slots",
-         "checkpoint-interval", "exact-prefix", "svg", "sequences", "check", "bound"}},
+         "checkpoint-interval", "checkpoint-rows", "exact-prefix", "svg", "sequences", "check",
+         "bound"}},
        {"soak", run_soak, {"start-batch", "most-tokens", "slots", "sequences", "bound"}},
        {"host-cost", run_host_cost, {"tokens", "sequences"}},
        {"",
@@ -138,13 +143,17 @@ int main(int argc, char** argv) {
        "executable, on a GPU a captured graph beside launching kernel by kernel; or, with "
        "--trace,\n"
        "the requests of a trace in chunks that share steps, through a session's buckets, layer by\n"
-       "layer, with their states in a pool. --soak looks for what differs, --host-cost for what a\n"
-       "call costs the host. Decode steps are not run: a slot is free when its prompt is done.",
+       "layer, with their states in a pool, where prompts that begin alike find them again. "
+       "--soak\n"
+       "looks for what differs, --host-cost for what a call costs the host. Decode steps are not\n"
+       "run: a slot is free when its prompt is done.",
        "  gdnflow-replay\n"
        "  gdnflow-replay --heads 16,64 --tokens 8192 --sequences 16 --batches 1000\n"
        "  gdnflow-replay --device host --initial-state --check 20 --json\n"
        "  gdnflow-replay --trace apps/traces/conversation.csv --check 20 --svg latency.svg\n"
        "  gdnflow-replay --trace apps/traces/code.csv --speed 50 --layers 48\n"
+       "  gdnflow-replay --trace apps/traces/conversation.csv --checkpoint-interval 2048 "
+       "--exact-prefix\n"
        "  gdnflow-replay --soak 180 --seed 7\n"
        "  gdnflow-replay --host-cost --heads 4,16",
        replay::describe, replay::run},

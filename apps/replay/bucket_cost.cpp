@@ -16,9 +16,8 @@ std::vector<BucketCost> bucket_costs(const Problem& problem, std::int64_t sequen
   // Buffers of the largest, so that each bucket is bound to as many rows as it has.
   Engine engine(problem, {buckets.back(), sequences}, 1, 1, seed, device);
   engine.draw_pools(seed);
-  const std::array<Request, 1> requests{{{0, bucket_cost_tokens, 0, seed}}};
   const std::array<Piece, 1> pieces{{{0, 0, bucket_cost_tokens, 0, true, true}}};
-  engine.set_step(pieces, requests);
+  engine.set_step(pieces);
   const PrefillTensors tensors = engine.tensors(0);
   std::vector<BucketCost> costs;
   for (const std::int64_t tokens : buckets) {

@@ -12,6 +12,13 @@ namespace {
 /// What layers take turns with.
 constexpr std::int64_t most_sets = 2;
 
+/// The most that a step can pass, each sequence one that it needs less than an interval for; at
+/// least 1.
+std::int64_t most_checkpoints(const Problem& problem, const Capacity& largest) {
+  if (problem.checkpoint_interval == 0) return 1;
+  return largest.max_tokens / problem.checkpoint_interval + largest.max_sequences;
+}
+
 OwnedTensor make_vector(Device device, DType type, std::int64_t rows) {
   const std::array<std::int64_t, 1> extents{rows};
   return make_tensor(device, type, extents);
@@ -26,23 +33,22 @@ void write(const OwnedTensor& tensor, const std::vector<T>& values) {
 }  // namespace
 
 Engine::Engine(const Problem& problem, const Capacity& largest, std::int64_t layers,
-               std::int64_t slots, std::uint64_t seed, Device device)
+               std::int64_t pool_rows, std::uint64_t seed, Device device)
     : problem_(problem),
       device_(device),
       cu_seqlens_(make_vector(device, DType::i32, largest.max_sequences + 1)),
       prefix_lens_(make_vector(device, DType::i32, largest.max_sequences)),
       state_indices_(make_vector(device, DType::i32, largest.max_sequences)),
-      has_initial_state_(make_vector(device, DType::u8, largest.max_sequences)) {
-  Problem activations = problem;
-  activations.initial_state = activations.final_state = false;
-  activations.state_indices = activations.has_initial_state = activations.prefix_lens = false;
-  const std::vector<std::int64_t> none(static_cast<std::size_t>(largest.max_sequences));
+      output_state_indices_(make_vector(device, DType::i32, largest.max_sequences)),
+      has_initial_state_(make_vector(device, DType::u8, largest.max_sequences)),
+      checkpoint_state_indices_(
+          make_vector(device, DType::i32, most_checkpoints(problem, largest))) {
   for (std::int64_t i = 0; i < std::min(layers, most_sets); ++i) {
-    activations_.push_back(make_workload(activations, largest, none, Distribution::random_decay,
-                                         seed + static_cast<std::uint64_t>(i), device));
+    activations_.push_back(
+        make_activations(problem, largest, seed + static_cast<std::uint64_t>(i), device));
   }
   for (std::int64_t layer = 0; layer < layers; ++layer) {
-    pools_.push_back(make_tensor(device, problem.state, state_extents(problem, slots)));
+    pools_.push_back(make_tensor(device, problem.state, state_extents(problem, pool_rows)));
   }
 }
 
@@ -58,26 +64,27 @@ void Engine::draw_pools(std::uint64_t seed) const {
   }
 }
 
-void Engine::set_step(std::span<const Piece> pieces, std::span<const Request> requests) {
+void Engine::set_step(std::span<const Piece> pieces) {
   std::vector<std::int32_t> offsets{0};
   std::vector<std::int32_t> prefixes;
-  std::vector<std::int32_t> slots;
+  std::vector<std::int32_t> read;
+  std::vector<std::int32_t> written;
   std::vector<std::uint8_t> started;
+  std::vector<std::int32_t> checkpoints;
   for (const Piece& piece : pieces) {
-    const Request& request = requests[piece.request];
     offsets.push_back(offsets.back() + static_cast<std::int32_t>(piece.tokens));
     prefixes.push_back(static_cast<std::int32_t>(piece.before));
-    slots.push_back(piece.slot);
-    started.push_back(piece.first && request.cached == 0 ? 0 : 1);
-    if (!piece.first || request.cached == 0) continue;
-    for (std::int64_t layer = 0; layer < layers(); ++layer) {
-      draw_prefix_state(request, layer, state(layer, piece.slot));
-    }
+    read.push_back(piece.source.value_or(piece.slot));
+    written.push_back(piece.row_written());
+    started.push_back(piece.first && !piece.source ? 0 : 1);
+    checkpoints.insert(checkpoints.end(), piece.checkpoints.begin(), piece.checkpoints.end());
   }
   write(cu_seqlens_, offsets);
   write(prefix_lens_, prefixes);
-  write(state_indices_, slots);
+  write(state_indices_, read);
+  write(output_state_indices_, written);
   write(has_initial_state_, started);
+  write(checkpoint_state_indices_, checkpoints);
 }
 
 void Engine::set_empty_step() {
@@ -87,18 +94,8 @@ void Engine::set_empty_step() {
   write(cu_seqlens_, std::vector<std::int32_t>(sequences + 1));
   write(prefix_lens_, std::vector<std::int32_t>(sequences));
   write(state_indices_, slots);
+  write(output_state_indices_, slots);
   write(has_initial_state_, std::vector<std::uint8_t>(sequences));
-}
-
-void Engine::draw_prefix_state(const Request& request, std::int64_t layer,
-                               const TensorView& state) const {
-  if (request.cached == 0) {
-    fill_bytes(state.data, device_, 0, state.bytes());
-    return;
-  }
-  constexpr std::uint64_t apart = 1000003;
-  fill_input(InputKind::initial_state, Distribution::random_decay,
-             request.seed + apart * static_cast<std::uint64_t>(layer), state);
 }
 
 PrefillTensors Engine::tensors(std::int64_t layer) const {
@@ -114,6 +111,11 @@ PrefillTensors Engine::tensors(std::int64_t layer) const {
   t.state_indices = state_indices_.view;
   t.has_initial_state = has_initial_state_.view;
   t.initial_state = t.final_state = pools_[static_cast<std::size_t>(layer)].view;
+  if (problem_.output_state_indices) t.output_state_indices = output_state_indices_.view;
+  if (problem_.checkpoint_interval > 0) {
+    t.checkpoints = t.final_state;
+    t.checkpoint_state_indices = checkpoint_state_indices_.view;
+  }
   return t;
 }
 
@@ -122,8 +124,18 @@ const TensorView& Engine::activation(std::int64_t layer, std::string_view name) 
   return activations_[set].view(name);
 }
 
-TensorView Engine::state(std::int64_t layer, std::int32_t slot) const {
-  return rows_of(pools_[static_cast<std::size_t>(layer)].view, slot, 1);
+TensorView Engine::state(std::int64_t layer, std::int32_t row) const {
+  return rows_of(pools_[static_cast<std::size_t>(layer)].view, row, 1);
+}
+
+Workload make_activations(Problem problem, const Capacity& capacity, std::uint64_t seed,
+                          Device device) {
+  problem.initial_state = problem.final_state = problem.has_initial_state = false;
+  problem.state_indices = problem.output_state_indices = problem.prefix_lens = false;
+  problem.checkpoint_interval = 0;
+  problem.checkpoint_state_indices = false;
+  const std::vector<std::int64_t> none(static_cast<std::size_t>(capacity.max_sequences));
+  return make_workload(problem, capacity, none, Distribution::random_decay, seed, device);
 }
 
 }  // namespace gdnflow::apps::replay

@@ -77,18 +77,26 @@ class ShapeServer final : public Server {
 }  // namespace
 
 Bindings bindings_of(const PrefillTensors& t, std::int64_t tokens, std::int64_t sequences) {
-  return {{"q", first_rows(t.q, tokens)},
-          {"k", first_rows(t.k, tokens)},
-          {"v", first_rows(t.v, tokens)},
-          {"g", first_rows(t.g, tokens)},
-          {"beta", first_rows(t.beta, tokens)},
-          {"o", first_rows(t.o, tokens)},
-          {"cu_seqlens", first_rows(t.cu_seqlens, sequences + 1)},
-          {"prefix_lens", first_rows(t.prefix_lens, sequences)},
-          {"state_indices", first_rows(t.state_indices, sequences)},
-          {"has_initial_state", first_rows(t.has_initial_state, sequences)},
-          {"initial_state", t.initial_state},
-          {"final_state", t.final_state}};
+  Bindings bindings{{"q", first_rows(t.q, tokens)},
+                    {"k", first_rows(t.k, tokens)},
+                    {"v", first_rows(t.v, tokens)},
+                    {"g", first_rows(t.g, tokens)},
+                    {"beta", first_rows(t.beta, tokens)},
+                    {"o", first_rows(t.o, tokens)},
+                    {"cu_seqlens", first_rows(t.cu_seqlens, sequences + 1)},
+                    {"prefix_lens", first_rows(t.prefix_lens, sequences)},
+                    {"state_indices", first_rows(t.state_indices, sequences)},
+                    {"has_initial_state", first_rows(t.has_initial_state, sequences)},
+                    {"initial_state", t.initial_state},
+                    {"final_state", t.final_state}};
+  if (t.output_state_indices.data != nullptr) {
+    bindings.emplace_back("output_state_indices", first_rows(t.output_state_indices, sequences));
+  }
+  if (t.checkpoints.data != nullptr) {
+    bindings.emplace_back("checkpoints", t.checkpoints);
+    bindings.emplace_back("checkpoint_state_indices", t.checkpoint_state_indices);
+  }
+  return bindings;
 }
 
 std::unique_ptr<Server> make_session_server(const Problem& problem, std::vector<Capacity> buckets,

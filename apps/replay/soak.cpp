@@ -147,7 +147,6 @@ class Lane {
         session_(settings.problem, buckets(settings), settings.device, {prefill, true}),
         eager_(settings.problem, buckets(settings), settings.device, {prefill, false}),
         stream_(settings.device),
-        requests_(static_cast<std::size_t>(settings.capacity.max_sequences)),
         initial_(make_tensor(settings.device, settings.problem.state,
                              state_extents(settings.problem, 1))) {
     session_.prepare(tested_.tensors(0));
@@ -165,8 +164,8 @@ class Lane {
   /// Enqueues the batch on this lane's stream.
   void start(const Batch& batch) {
     batch_ = batch;
-    tested_.set_step(batch_.pieces, requests_);
-    expected_.set_step(batch_.pieces, requests_);
+    tested_.set_step(batch_.pieces);
+    expected_.set_step(batch_.pieces);
     if (batch_.checked) {
       const Piece& piece = batch_.pieces[*batch_.checked];
       if (piece.first) {
@@ -235,7 +234,6 @@ class Lane {
   PrefillSession session_;
   PrefillSession eager_;
   OwnedStream stream_;
-  std::vector<Request> requests_;  ///< of nothing cached: pools are drawn as a whole
   OwnedTensor initial_;
   Batch batch_;
   std::int64_t checked_ = 0;

@@ -13,6 +13,7 @@
 #include "replay/scheduler.hpp"
 #include "replay/server.hpp"
 #include "replay/settings.hpp"
+#include "replay/token_table.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -35,11 +36,16 @@ struct Settings {
   SchedulerOptions scheduler;
   std::vector<Capacity> buckets;
   std::int64_t layers = 0;
-  std::int64_t interval = 0;  ///< of checkpoints; 1: any prefix
   double scale = 1;
   std::int64_t checks = 0;
   std::uint64_t seed = 0;
   Bounds bounds;
+
+  std::int64_t pool_rows() const { return scheduler.slots + scheduler.checkpoint_rows; }
+  std::int64_t pool_bytes() const {  ///< of all layers
+    const std::vector<std::int64_t> extents = state_extents(problem, pool_rows());
+    return layers * TensorView::dense(nullptr, problem.state, extents).bytes();
+  }
 };
 
 double positive_or(const po::variables_map& arguments, const char* name, double fallback) {
@@ -49,6 +55,35 @@ double positive_or(const po::variables_map& arguments, const char* name, double 
     throw UsageError(fmt::format("--{}: expected a number above 0, got {}", name, value));
   }
   return value;
+}
+
+/// What of each prompt is kept for others that begin alike, and where.
+void set_prefix_cache(const po::variables_map& arguments, bool on_host, Settings& s) {
+  const std::int64_t interval =
+      count_or(arguments, "checkpoint-interval", 0, on_host ? chunk_tokens : 8 * chunk_tokens);
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  if (interval % chunk_tokens != 0 || interval > most) {
+    throw UsageError(
+        fmt::format("--checkpoint-interval: expected 0 or a multiple of {} of at most {}, got {}",
+                    chunk_tokens, most - most % chunk_tokens, interval));
+  }
+  if (interval == 0) {
+    if (flag(arguments, "exact-prefix")) {
+      throw UsageError("--exact-prefix: expected it with a --checkpoint-interval above 0, got 0");
+    }
+    if (has(arguments, "checkpoint-rows")) {
+      throw UsageError(
+          "--checkpoint-rows: expected it with a --checkpoint-interval above 0, got 0");
+    }
+    return;
+  }
+  s.scheduler.checkpoint_interval = interval;
+  s.scheduler.checkpoint_rows = count_or(arguments, "checkpoint-rows", 1, on_host ? 32 : 64);
+  s.scheduler.exact_prefix = flag(arguments, "exact-prefix");
+  s.problem.checkpoint_interval = static_cast<std::int32_t>(interval);
+  s.problem.checkpoint_state_indices = true;
+  // What starts from a checkpoint writes to its slot.
+  s.problem.output_state_indices = true;
 }
 
 Settings settings_from(const po::variables_map& arguments) {
@@ -62,13 +97,13 @@ Settings settings_from(const po::variables_map& arguments) {
   s.scheduler.sequences = count_or(arguments, "sequences", 1, on_host ? 8 : 64);
   s.scheduler.slots = count_or(arguments, "slots", 1, on_host ? 4 : 64);
   if (has(arguments, "speed")) s.scheduler.speed = positive_or(arguments, "speed", 1);
-  s.scale = positive_or(arguments, "length-scale", on_host ? 0.02 : 1);
-  s.interval = count_or(arguments, "checkpoint-interval", 1, 64);
-  if (flag(arguments, "exact-prefix")) {
-    if (has(arguments, "checkpoint-interval")) {
-      throw UsageError("--exact-prefix: expected it without --checkpoint-interval");
-    }
-    s.interval = 1;
+  s.scale = positive_or(arguments, "length-scale", on_host ? 0.125 : 1);
+  set_prefix_cache(arguments, on_host, s);
+  constexpr std::int64_t most_rows = std::numeric_limits<std::int32_t>::max();
+  if (s.scheduler.slots > most_rows - s.scheduler.checkpoint_rows) {
+    throw UsageError(
+        fmt::format("--slots and --checkpoint-rows: expected at most {} together, got {} and {}",
+                    most_rows, s.scheduler.slots, s.scheduler.checkpoint_rows));
   }
   s.bounds = bounds_from(arguments, s.problem);
   // From step to step a state is rounded to the pool's type, and outputs come from it.
@@ -78,9 +113,8 @@ Settings settings_from(const po::variables_map& arguments) {
   for (const Capacity& bucket : s.buckets) validate(s.problem, bucket);
 
   s.trace = text(arguments, "trace");
-  s.requests = requests_from(
-      Csv::parse(s.trace, read_file(s.trace)),
-      {count_or(arguments, "requests", 1, on_host ? 20 : 0), s.scale, s.interval, s.seed});
+  s.requests = requests_from(Csv::parse(s.trace, read_file(s.trace)),
+                             {count_or(arguments, "requests", 1, on_host ? 20 : 0), s.scale});
   s.checks = std::min(count_or(arguments, "check", 0, 4), std::ssize(s.requests));
   return s;
 }
@@ -93,6 +127,9 @@ struct Outcome {
   std::int64_t pieces = 0;
   std::int64_t computed_tokens = 0;
   std::int64_t padded_tokens = 0;
+  std::int64_t cached_tokens = 0;
+  std::int64_t prefix_hits = 0;  ///< requests with cached tokens
+  PrefixCacheCounts prefixes{};
   std::int64_t served = 0;  ///< requests that ended once
   double prepare_ms = 0;
   std::vector<double> step_ms{};
@@ -101,8 +138,11 @@ struct Outcome {
   std::vector<double> call_us{};     ///< host time of a layer
   std::int64_t checked = 0;
   std::int64_t wrong = 0;
+  std::int64_t checked_checkpoints = 0;
+  std::int64_t checked_sources = 0;
   double worst_o = 0;
   double worst_state = 0;
+  double worst_checkpoint = 0;
 
   bool right(std::int64_t requests) const { return wrong == 0 && served == requests; }
   double tokens_per_second() const {
@@ -111,13 +151,15 @@ struct Outcome {
   }
 };
 
-Outcome serve(const Settings& settings, Engine& engine, Server& server, Stream stream) {
+Outcome serve(const Settings& settings, Engine& engine, const TokenTable& table, Server& server,
+              Stream stream) {
   Outcome outcome;
   outcome.name = server.name();
   Scheduler scheduler(settings.requests, settings.scheduler);
-  Checker checker(engine, settings.requests, settings.checks, settings.bounds);
+  Checker checker(engine, table, settings.requests, settings.checks, settings.bounds);
   Stopwatch watch(settings.device);
   Progress progress(static_cast<int>(settings.requests.size()));
+  // Nothing of the way before is there to be found: every prefix is computed in this one.
   engine.poison_pools();
   while (!scheduler.done()) {
     const std::span<const Piece> pieces = scheduler.next();
@@ -126,7 +168,8 @@ Outcome serve(const Settings& settings, Engine& engine, Server& server, Stream s
       tokens += piece.tokens;
       if (piece.first) progress.step(fmt::format("requests, {}", outcome.name));
     }
-    engine.set_step(pieces, settings.requests);
+    engine.set_step(pieces);
+    table.load(engine, pieces);
     std::int64_t planned = 0;
     watch.start(stream);
     for (std::int64_t layer = 0; layer < engine.layers(); ++layer) {
@@ -148,26 +191,35 @@ Outcome serve(const Settings& settings, Engine& engine, Server& server, Stream s
     outcome.request_ms.push_back(service.end_ms - service.begin_ms);
     outcome.wait_ms.push_back(service.begin_ms - service.arrival_ms);
     outcome.served += service.times == 1 ? 1 : 0;
+    outcome.cached_tokens += service.cached;
+    outcome.prefix_hits += service.cached > 0 ? 1 : 0;
   }
+  outcome.prefixes = scheduler.prefix_counts();
   outcome.counts = server.counts();
   outcome.checked = checker.checked();
   outcome.wrong = checker.wrong();
+  outcome.checked_checkpoints = checker.checked_checkpoints();
+  outcome.checked_sources = checker.checked_sources();
   outcome.worst_o = checker.worst_o();
   outcome.worst_state = checker.worst_state();
+  outcome.worst_checkpoint = checker.worst_checkpoint();
   return outcome;
 }
 
 std::vector<Outcome> serve_all(const Settings& settings, const PrefillOptions& prefill) {
   const Capacity largest{settings.scheduler.chunk_tokens, settings.scheduler.sequences};
-  Engine engine(settings.problem, largest, settings.layers, settings.scheduler.slots, settings.seed,
+  Engine engine(settings.problem, largest, settings.layers, settings.pool_rows(), settings.seed,
                 settings.device);
+  // Longer than a step and of no length that steps or chunks divide: the next one has other rows.
+  const std::int64_t table_rows = 4 * settings.scheduler.chunk_tokens + 61;
+  const TokenTable table(engine, settings.requests, table_rows, settings.seed);
   const OwnedStream stream(settings.device);
   std::vector<Outcome> outcomes;
   const auto run = [&](auto&& make) {
     // One at a time, so that one's memory is not in the other's way.
     std::unique_ptr<Server> server;
     const double prepare_us = host_microseconds([&] { server = make(); });
-    outcomes.push_back(serve(settings, engine, *server, stream.get()));
+    outcomes.push_back(serve(settings, engine, table, *server, stream.get()));
     outcomes.back().prepare_ms = prepare_us * 1e-3;
   };
   const auto session = [&](bool graphs) {
@@ -182,12 +234,14 @@ std::vector<Outcome> serve_all(const Settings& settings, const PrefillOptions& p
 
 struct Totals {
   std::int64_t prompt = 0;
-  std::int64_t cached = 0;
+  std::int64_t shared = 0;
+  std::int64_t sharing = 0;  ///< requests
 
   explicit Totals(std::span<const Request> requests) {
     for (const Request& request : requests) {
       prompt += request.prompt;
-      cached += request.cached;
+      shared += request.shared;
+      sharing += request.shared > 0 ? 1 : 0;
     }
   }
 };
@@ -208,10 +262,14 @@ Json to_json(const Settings& settings, const std::string& pipeline,
                  {"chunk_tokens", settings.scheduler.chunk_tokens},
                  {"sequences", settings.scheduler.sequences},
                  {"buckets", buckets},
-                 {"checkpoint_interval", settings.interval},
+                 {"checkpoint_interval", settings.scheduler.checkpoint_interval},
+                 {"checkpoint_rows", settings.scheduler.checkpoint_rows},
+                 {"exact_prefix", settings.scheduler.exact_prefix},
+                 {"pool_bytes", settings.pool_bytes()},
                  {"requests", settings.requests.size()},
                  {"prompt_tokens", totals.prompt},
-                 {"cached_tokens", totals.cached}};
+                 {"shared_tokens", totals.shared},
+                 {"sharing_requests", totals.sharing}};
   if (settings.scheduler.speed) result["speed"] = *settings.scheduler.speed;
   bool right = true;
   Json& ways = result["served_by"] = Json::object();
@@ -219,6 +277,7 @@ Json to_json(const Settings& settings, const std::string& pipeline,
     right = right && o.right(std::ssize(settings.requests));
     ways[o.name] = {{"steps", o.steps},
                     {"pieces", o.pieces},
+                    {"cached_tokens", o.cached_tokens},
                     {"computed_tokens", o.computed_tokens},
                     {"padded_tokens", o.padded_tokens},
                     {"served", o.served},
@@ -229,10 +288,21 @@ Json to_json(const Settings& settings, const std::string& pipeline,
                     {"wait_ms", replay::to_json(percentiles(o.wait_ms))},
                     {"call_host_us", replay::to_json(percentiles(o.call_us))},
                     {"counts", o.counts},
+                    {"prefix_cache",
+                     {{"hits", o.prefix_hits},
+                      {"misses", totals.sharing - o.prefix_hits},
+                      {"checkpoints_written", o.prefixes.written},
+                      {"already_there", o.prefixes.present},
+                      {"no_row", o.prefixes.no_row},
+                      {"evictions", o.prefixes.evictions},
+                      {"rows_in_use", o.prefixes.rows_in_use}}},
                     {"checked", o.checked},
                     {"wrong", o.wrong},
+                    {"checked_checkpoints", o.checked_checkpoints},
+                    {"checked_starts", o.checked_sources},
                     {"worst_o_rel_rms", o.worst_o},
                     {"worst_state_rel_rms", o.worst_state},
+                    {"worst_checkpoint_rel_rms", o.worst_checkpoint},
                     {"right", o.right(std::ssize(settings.requests))}};
   }
   result["right"] = right;
@@ -242,26 +312,38 @@ Json to_json(const Settings& settings, const std::string& pipeline,
 void print(const Settings& settings, const std::string& pipeline,
            const std::vector<Outcome>& outcomes) {
   const Totals totals(settings.requests);
-  fmt::print("{} on {}\n{}, {} layers, pools of {} slots\n", pipeline,
+  const SchedulerOptions& options = settings.scheduler;
+  const bool keeps_prefixes = options.checkpoint_interval > 0;
+  fmt::print("{} on {}\n{}, {} layers, pools of {} slots", pipeline,
              to_string(device_info(settings.device)), to_string(settings.problem), settings.layers,
-             settings.scheduler.slots);
+             options.slots);
+  if (keeps_prefixes) {
+    fmt::print(" and {} rows for checkpoints every {} tokens{}", options.checkpoint_rows,
+               options.checkpoint_interval, options.exact_prefix ? " and where prompts part" : "");
+  }
+  fmt::print(", {:.4g} MB\n", static_cast<double>(settings.pool_bytes()) * 1e-6);
   fmt::print("{}: {} requests, lengths times {}, {}; steps of at most {} tokens and {} sequences\n",
              settings.trace, settings.requests.size(), settings.scale,
-             settings.scheduler.speed
-                 ? fmt::format("arriving {} times as fast", *settings.scheduler.speed)
-                 : std::string("all waiting"),
-             settings.scheduler.chunk_tokens, settings.scheduler.sequences);
+             options.speed ? fmt::format("arriving {} times as fast", *options.speed)
+                           : std::string("all waiting"),
+             options.chunk_tokens, options.sequences);
+  const Outcome& first = outcomes.front();
   fmt::print(
-      "prompt tokens {}: cached {}{}, computed {}; padded {} in {} buckets\n", totals.prompt,
-      totals.cached, settings.interval > 1 ? fmt::format(" (whole {}s)", settings.interval) : "",
-      outcomes.front().computed_tokens, outcomes.front().padded_tokens, settings.buckets.size());
+      "prompt tokens {}: {} in {} requests shared with an earlier prompt, {} found cached, {} "
+      "computed; padded {} in {} buckets\n",
+      totals.prompt, totals.shared, totals.sharing, first.cached_tokens, first.computed_tokens,
+      first.padded_tokens, settings.buckets.size());
   for (const Outcome& o : outcomes) {
     fmt::print("{}: {} of {} requests served; ", o.name, o.served, settings.requests.size());
     if (o.checked == 0) {
       fmt::print("none checked against the oracle\n");
     } else {
-      fmt::print("{} checked against the oracle: {}\n", o.checked,
-                 o.wrong == 0 ? "right" : fmt::format("{} WRONG", o.wrong));
+      fmt::print("{} checked against the oracle", o.checked);
+      if (keeps_prefixes) {
+        fmt::print(", with {} checkpoints that they wrote and {} that they started from",
+                   o.checked_checkpoints, o.checked_sources);
+      }
+      fmt::print(": {}\n", o.wrong == 0 ? "right" : fmt::format("{} WRONG", o.wrong));
     }
   }
   if (settings.device.type == DeviceType::host) {
@@ -273,6 +355,9 @@ void print(const Settings& settings, const std::string& pipeline,
   Table cost({"served by", "call p50 us", "p95", "p99", "hits", "captures", "rebinds",
               "workspace bytes", "graph bytes", "prepare ms"},
              1);
+  Table prefixes({"served by", "cached tokens", "prefix hits", "misses", "checkpoints written",
+                  "already there", "no row", "evictions", "rows in use"},
+                 1);
   const auto ms = [](double value) { return fmt::format("{:.3f}", value); };
   const auto us = [](double value) { return fmt::format("{:.1f}", value); };
   for (const Outcome& o : outcomes) {
@@ -289,8 +374,14 @@ void print(const Settings& settings, const std::string& pipeline,
     cost.add({o.name, us(call.p50), us(call.p95), us(call.p99), counted("hits"),
               counted("captures"), counted("rebinds"), counted("workspace_bytes"),
               counted("graph_bytes"), us(o.prepare_ms)});
+    const PrefixCacheCounts& p = o.prefixes;
+    prefixes.add({o.name, fmt::to_string(o.cached_tokens), fmt::to_string(o.prefix_hits),
+                  fmt::to_string(totals.sharing - o.prefix_hits), fmt::to_string(p.written),
+                  fmt::to_string(p.present), fmt::to_string(p.no_row), fmt::to_string(p.evictions),
+                  fmt::to_string(p.rows_in_use)});
   }
   fmt::print("\n{}\n{}", latency.str(), cost.str());
+  if (keeps_prefixes) fmt::print("\n{}", prefixes.str());
 }
 
 /// Shares of steps and of requests that took no longer, by time.

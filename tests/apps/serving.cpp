@@ -39,26 +39,41 @@ TEST_CASE("every request of a trace is served once, and every token is counted")
 {
   for (const std::string name : {"code", "conversation"}) {
     CAPTURE(name);
-    const Json result =
-        serve({"--trace", trace(name), "--requests", "60", "--length-scale", "0.05",
-               "--checkpoint-interval", "8", "--check", "12", "--layers", "3", "--json"});
-    CHECK(result.at("requests") == 60);
+    const Json result = serve({"--trace", trace(name), "--requests", "20", "--length-scale", "0.13",
+                               "--check", "12", "--layers", "3", "--json"});
+    CHECK(result.at("requests") == 20);
     CHECK(result.at("right") == true);
-    const auto cached = result.at("cached_tokens").get<long>();
-    CHECK((cached > 0) == (name == "conversation"));
+    const bool shares = name == "conversation";
+    CHECK((result.at("shared_tokens").get<long>() > 0) == shares);
+    CHECK(result.at("sharing_requests") == (shares ? 19 : 0));
     for (const char* way : {"session", "per-shape"}) {
       CAPTURE(way);
       const Json& served = result.at("served_by").at(way);
-      CHECK(served.at("served") == 60);
+      CHECK(served.at("served") == 20);
+      const auto cached = served.at("cached_tokens").get<long>();
+      CHECK((cached > 0) == shares);
+      CHECK(cached <= result.at("shared_tokens").get<long>());
       CHECK(served.at("computed_tokens").get<long>() + cached ==
             result.at("prompt_tokens").get<long>());
+      const Json& prefixes = served.at("prefix_cache");
+      const auto hits = prefixes.at("hits").get<long>();
+      CHECK((hits > 0) == shares);
+      CHECK(hits + prefixes.at("misses").get<long>() == result.at("sharing_requests").get<long>());
+      // Many more than there are rows, which are all in use in the end.
+      CHECK(prefixes.at("rows_in_use") == result.at("checkpoint_rows"));
+      CHECK(prefixes.at("checkpoints_written").get<long>() ==
+            prefixes.at("evictions").get<long>() + prefixes.at("rows_in_use").get<long>());
       CHECK(served.at("checked") == 12);
       CHECK(served.at("wrong") == 0);
+      CHECK(served.at("checked_checkpoints").get<long>() > 12);
+      CHECK(served.at("worst_checkpoint_rel_rms").get<double>() > 0);
+      CHECK(served.at("worst_checkpoint_rel_rms").get<double>() < 1e-5);
+      CHECK((served.at("checked_starts").get<long>() > 0) == shares);
       CHECK(served.at("worst_o_rel_rms").get<double>() > 0);
       CHECK(served.at("worst_o_rel_rms").get<double>() < 1e-5);
       CHECK(served.at("counts").at("calls") == 3 * served.at("steps").get<long>());
       // Prompts are longer than a step, and steps shared.
-      CHECK(served.at("pieces").get<long>() > 60);
+      CHECK(served.at("pieces").get<long>() > 20);
       CHECK(served.at("pieces").get<long>() > served.at("steps").get<long>());
       for (const char* measure : {"step_ms", "request_ms", "call_host_us"}) {
         const Json& p = served.at(measure);
@@ -85,43 +100,153 @@ TEST_CASE("pools of any type and layout are served right, with norms and with on
         {"--pipeline", "naive", "--slots", "1", "--sequences", "1"}}) {
     CAPTURE(options.front());
     CAPTURE(options[1]);
-    std::vector<std::string> arguments{"--trace", trace("conversation"), "--check",
-                                       "20",      "--exact-prefix",      "--json"};
+    std::vector<std::string> arguments{
+        "--trace", trace("conversation"), "--requests", "8", "--check", "8", "--length-scale",
+        "0.07",    "--exact-prefix",      "--json"};
     arguments.insert(arguments.end(), options.begin(), options.end());
     const Json result = serve(arguments);
     CHECK(result.at("right") == true);
-    CHECK(result.at("served_by").at("session").at("checked") == 20);
+    const Json& session = result.at("served_by").at("session");
+    CHECK(session.at("checked") == 8);
+    CHECK(session.at("checked_checkpoints").get<long>() > 0);
+    CHECK(session.at("checked_starts").get<long>() > 0);
+    CHECK(session.at("cached_tokens").get<long>() % 64 != 0);
   }
 }
 
 TEST_CASE("the same seed and trace make the same steps")
 {
   const auto counts = [](const std::string& seed) {
-    const Json result = serve({"--trace", trace("conversation"), "--requests", "30", "--seed", seed,
-                               "--check", "3", "--json"});
+    const Json result = serve({"--trace", trace("conversation"), "--requests", "11", "--seed", seed,
+                               "--check", "3", "--length-scale", "0.13", "--json"});
     const Json& session = result.at("served_by").at("session");
-    return Json{session.at("steps"), session.at("pieces"), session.at("padded_tokens"),
-                session.at("worst_o_rel_rms"), session.at("worst_state_rel_rms")};
+    return Json{session.at("steps"),
+                session.at("pieces"),
+                session.at("padded_tokens"),
+                session.at("prefix_cache"),
+                session.at("worst_o_rel_rms"),
+                session.at("worst_state_rel_rms"),
+                session.at("worst_checkpoint_rel_rms")};
   };
   const Json first = counts("1");
   CHECK(first == counts("1"));
   CHECK(first != counts("2"));  // other inputs, so other errors
 }
 
-TEST_CASE("cached tokens count down to whole checkpoints, or as they are")
+namespace {
+
+/// Requests so far apart that each is done before the next one comes: prompts and what is cached.
+std::string apart(const std::vector<std::string>& requests) {
+  std::string text = header;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    text += std::to_string(i * 100000) + "," + requests[i] + "\n";
+  }
+  return text;
+}
+
+/// What a way to serve came to, the same for each.
+Json serve_checked(const std::string& file, std::vector<std::string> more) {
+  more.insert(more.end(), {"--trace", file, "--length-scale", "1", "--check", "100", "--json"});
+  const Json result = serve(std::move(more));
+  CHECK(result.at("right") == true);
+  Json session = result.at("served_by").at("session");
+  const Json& shape = result.at("served_by").at("per-shape");
+  for (const char* same : {"cached_tokens", "prefix_cache", "steps", "checked_checkpoints"}) {
+    CHECK(session.at(same) == shape.at(same));
+  }
+  return session;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a prompt starts behind what an earlier one left of it: whole intervals, or where they part")
 {
   const TemporaryFolder folder;
   const std::string file = folder / "trace.csv";
-  write_text(file, header + "0,100,1,37\n1.5,64,1,64\n2,5,0,0\n");
+  // The first row's prefix was there before the trace, and the last one's last token is computed.
+  write_text(file, apart({"300,1,37", "310,1,200", "290,1,200", "64,1,64", "64,1,64"}));
   const auto cached = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--trace", file, "--length-scale", "1", "--check", "3", "--json"});
-    const Json result = serve(std::move(more));
-    CHECK(result.at("prompt_tokens") == 169);
-    return result.at("cached_tokens").get<int>();
+    more.insert(more.end(), {"--speed", "1"});
+    const Json session = serve_checked(file, std::move(more));
+    CHECK(session.at("computed_tokens").get<int>() + session.at("cached_tokens").get<int>() ==
+          300 + 310 + 290 + 64 + 64);
+    return session.at("cached_tokens").get<int>();
   };
-  CHECK(cached({"--exact-prefix"}) == 37 + 63);  // the last token is computed
-  CHECK(cached({"--checkpoint-interval", "16"}) == 32 + 48);
-  CHECK(cached({}) == 0);
+  CHECK(cached({}) == 192 + 192);
+  CHECK(cached({"--checkpoint-interval", "128"}) == 128 + 128);
+  CHECK(cached({"--checkpoint-interval", "256"}) == 0);
+  CHECK(cached({"--checkpoint-interval", "0"}) == 0);
+  // The second prompt is the first to part from another there, and the third one finds it.
+  CHECK(cached({"--exact-prefix"}) == 192 + 200 + 0 + 63);
+  CHECK(cached({"--exact-prefix", "--checkpoint-interval", "256"}) == 0 + 200 + 0 + 63);
+  // In pieces that end in front of, at and behind that place; a state in the slot is taken along.
+  for (const char* chunk : {"37", "100"}) {
+    CAPTURE(chunk);
+    CHECK(cached({"--exact-prefix", "--chunk-tokens", chunk}) == 192 + 200 + 0 + 63);
+  }
+}
+
+TEST_CASE("checkpoints make room for others by when they were used last")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  // The third prompt begins as the first, the fifth as the second, the sixth as the first.
+  write_text(file, apart({"130,1,0", "140,1,0", "150,1,128", "160,1,0", "170,1,135", "180,1,128"}));
+  const auto counts = [&](const std::string& rows) {
+    const Json session = serve_checked(
+        file, {"--speed", "1", "--checkpoint-interval", "128", "--checkpoint-rows", rows});
+    const Json& p = session.at("prefix_cache");
+    CHECK(session.at("checked_checkpoints") == p.at("checkpoints_written"));
+    CHECK(session.at("checked_starts") == p.at("hits"));
+    CHECK(p.at("no_row") == 0);
+    CHECK(p.at("already_there") == 0);
+    return Json{p.at("hits"), p.at("misses"), p.at("checkpoints_written"), p.at("evictions"),
+                p.at("rows_in_use")};
+  };
+  CHECK(counts("3") == Json{3, 0, 3, 0, 3});
+  // The second one's goes for the fourth's, for the first one's was used since; then each of them
+  // for the one that is computed again.
+  CHECK(counts("2") == Json{1, 2, 5, 3, 2});
+  CHECK(counts("1") == Json{0, 3, 6, 5, 1});
+}
+
+TEST_CASE("what a step writes nobody reads or writes over in it")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  write_text(file, header + "0,200,1,0\n0,200,1,150\n0,200,1,150\n");
+  const auto counts = [&](std::vector<std::string> more) {
+    const Json session = serve_checked(file, std::move(more));
+    const Json& p = session.at("prefix_cache");
+    return Json{p.at("hits"), p.at("checkpoints_written"), p.at("already_there"), p.at("no_row"),
+                p.at("evictions")};
+  };
+  // All in one step: states that they share are written by the first, the third at 192 by each.
+  CHECK(counts({"--chunk-tokens", "600"}) == Json{0, 5, 4, 0, 0});
+  CHECK(counts({"--chunk-tokens", "600", "--checkpoint-rows", "1"}) == Json{0, 1, 2, 6, 0});
+  // In two steps: the third request finds what the first one wrote.
+  CHECK(counts({"--chunk-tokens", "400"}) == Json{1, 5, 2, 0, 0});
+  // The row that two of them read is to be had for the last state alone, a step later.
+  CHECK(counts({"--chunk-tokens", "200", "--checkpoint-rows", "1"}) == Json{2, 2, 0, 5, 1});
+}
+
+TEST_CASE("the state where two prompts part is nobody else's until its prompt has gone on")
+{
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.csv";
+  // The third prompt parts from the first and the fourth from the second, in the same step; in the
+  // next one the third comes first and would have rows for its checkpoints.
+  write_text(file, header + "0,100,1,0\n100000,110,1,0\n200000,300,1,95\n200000,300,1,105\n");
+  const Json session =
+      serve_checked(file, {"--speed", "1", "--exact-prefix", "--checkpoint-interval", "128",
+                           "--checkpoint-rows", "2", "--chunk-tokens", "400"});
+  CHECK(session.at("steps") == 4);
+  CHECK(session.at("checked_starts") == 2);
+  const Json& p = session.at("prefix_cache");
+  CHECK(p.at("checkpoints_written") == 2);
+  CHECK(p.at("no_row") == 4);
+  CHECK(p.at("evictions") == 0);
 }
 
 TEST_CASE("requests that arrive by the clock wait for less when the clock is slow")
@@ -199,8 +324,22 @@ TEST_CASE(
   refused({"--trace", trace("code"), "--speed", "-1"}, "--speed: expected a number above 0");
   refused({"--trace", trace("code"), "--slots", "0"}, "--slots: expected at least 1, got 0");
   refused({"--trace", trace("code"), "--bound", "-1"}, "--bound: expected");
-  refused({"--trace", trace("code"), "--exact-prefix", "--checkpoint-interval", "64"},
-          "--exact-prefix: expected it without --checkpoint-interval");
+  refused({"--trace", trace("code"), "--checkpoint-interval", "100"},
+          "--checkpoint-interval: expected 0 or a multiple of 64 of at most 2147483584, got 100");
+  refused({"--trace", trace("code"), "--checkpoint-interval", "4294967296"},
+          "--checkpoint-interval: expected");
+  refused({"--trace", trace("code"), "--exact-prefix", "--checkpoint-interval", "0"},
+          "--exact-prefix: expected it with a --checkpoint-interval above 0, got 0");
+  refused({"--trace", trace("code"), "--checkpoint-rows", "5", "--checkpoint-interval", "0"},
+          "--checkpoint-rows: expected it with a --checkpoint-interval above 0, got 0");
+  refused({"--trace", trace("code"), "--checkpoint-rows", "0"},
+          "--checkpoint-rows: expected at least 1, got 0");
+  refused({"--trace", trace("code"), "--checkpoint-rows", "2147483647"},
+          "--slots and --checkpoint-rows: expected at most 2147483647 together, got 4 and");
+  refused({"--soak", "1", "--checkpoint-rows", "5"},
+          "--checkpoint-rows: expected it with --trace, got it with --soak");
+  refused({"--trace", trace("code"), "--length-scale", "1e6"},
+          "prompt_tokens: expected at most 16777216 when scaled, got 4808 times 1000000");
   refused({"--trace", "/nowhere/trace.csv"}, "/nowhere/trace.csv");
   refused({"--trace", trace("code"), "--json=" + trace("code")}, "which --trace reads");
 }
@@ -271,25 +410,32 @@ TEST_CASE("the host's time of a call is measured for every way to make it")
 TEST_CASE("on a GPU graphs, kernel by kernel and a graph a shape serve a trace alike")
 {
   GDNFLOW_REQUIRE_GPU();
-  const Outcome outcome =
-      run("replay", {"--device", "cuda", "--heads", "2,4", "--trace", trace("conversation"),
-                     "--requests", "100", "--length-scale", "0.2", "--layers", "3", "--slots", "16",
-                     "--check", "20", "--json"});
+  std::vector<std::string> arguments{"--device", "cuda", "--heads", "2,4", "--json"};
+  arguments.insert(arguments.end(), {"--trace", trace("conversation"), "--requests", "100"});
+  arguments.insert(arguments.end(), {"--length-scale", "0.2", "--layers", "3", "--slots", "16"});
+  arguments.insert(arguments.end(), {"--checkpoint-interval", "64", "--exact-prefix"});
+  arguments.insert(arguments.end(), {"--check", "20"});
+  const Outcome outcome = run("replay", arguments);
   CAPTURE(outcome.err);
   REQUIRE(outcome.status == 0);
   const Json result = Json::parse(outcome.out);
   const Json& ways = result.at("served_by");
-  CHECK(result.at("cached_tokens").get<long>() > 0);
   for (const char* way : {"graph", "eager", "per-shape"}) {
     CAPTURE(way);
     CHECK(ways.at(way).at("served") == 100);
     CHECK(ways.at(way).at("checked") == 20);
     CHECK(ways.at(way).at("wrong") == 0);
     CHECK(ways.at(way).at("steps") == ways.at("graph").at("steps"));
+    CHECK(ways.at(way).at("prefix_cache") == ways.at("graph").at("prefix_cache"));
+    CHECK(ways.at(way).at("prefix_cache").at("hits").get<long>() > 0);
+    CHECK(ways.at(way).at("prefix_cache").at("evictions").get<long>() > 0);
+    CHECK(ways.at(way).at("checked_checkpoints").get<long>() > 0);
+    CHECK(ways.at(way).at("checked_starts").get<long>() > 0);
   }
   // The same kernels for the same steps.
-  CHECK(ways.at("graph").at("worst_o_rel_rms") == ways.at("eager").at("worst_o_rel_rms"));
-  CHECK(ways.at("graph").at("worst_state_rel_rms") == ways.at("eager").at("worst_state_rel_rms"));
+  for (const char* worst : {"worst_o_rel_rms", "worst_state_rel_rms", "worst_checkpoint_rel_rms"}) {
+    CHECK(ways.at("graph").at(worst) == ways.at("eager").at(worst));
+  }
 }
 
 TEST_CASE("on a GPU a soak finds nothing, and the host's time of a call is measured")
