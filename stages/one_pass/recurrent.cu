@@ -18,6 +18,7 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_tiles.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/half.cuh"
 #include "device/prefix.cuh"
 #include "device/state_io.cuh"
@@ -202,6 +203,8 @@ __global__ void __launch_bounds__(Config<D>::threads)
   using C = Config<D>;
   using State = ColumnOfState<D>;
   __shared__ SharedStorage<D> shared;
+  device::wait_for_predecessors();
+  device::allow_successors();
   const unsigned matrix = blockIdx.x / C::tiles;
   const Place place{static_cast<int>(matrix / p.heads.v), static_cast<int>(matrix % p.heads.v),
                     static_cast<int>(blockIdx.x % C::tiles) * C::columns};
@@ -272,9 +275,9 @@ void steps(const StageCall& call, StepList& out) {
     params.heads = device::Heads(call.problem);
     params.scale = call.problem.effective_scale();
     params.wide_index = scan.wide_index;
-    out.push_back(kernel_step("recurrent", recurrent_kernel<T, D>,
-                              grid_of(blocks(call.problem, call.capacity)), {Config<D>::threads}, 0,
-                              params));
+    out.push_back(programmatic(kernel_step("recurrent", recurrent_kernel<T, D>,
+                                           grid_of(blocks(call.problem, call.capacity)),
+                                           {Config<D>::threads}, 0, params)));
   });
 }
 
