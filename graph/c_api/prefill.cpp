@@ -68,6 +68,10 @@ gdnflow_status gdnflow_prefill_variant(gdnflow_prefill* prefill, const char* sta
   return guarded([&] { set_variant(expect(prefill, "prefill").options, stage, choice); });
 }
 
+gdnflow_status gdnflow_prefill_behind_callers(gdnflow_prefill* prefill, int32_t on) {
+  return guarded([&] { expect(prefill, "prefill").options.behind_callers = on != 0; });
+}
+
 gdnflow_status gdnflow_prefill_sequences(gdnflow_prefill* prefill, int64_t sequences) {
   return guarded([&] {
     gdnflow_prefill& to = expect(prefill, "prefill");
@@ -108,9 +112,12 @@ gdnflow_status gdnflow_graphs_run(gdnflow_graphs* graphs, const gdnflow_prefill*
   return guarded([&] {
     GraphCache& cache = expect(graphs, "graphs").value;
     const gdnflow_prefill& from = expect(prefill, "prefill");
-    const GraphKey key{from.options.recipe, from.problem,
+    const GraphKey key{from.options.recipe,
+                       from.problem,
                        prefill_capacity(from.problem, from.tensors, from.sequences),
-                       from.options.overrides, from.tensors.q.device};
+                       from.options.overrides,
+                       from.tensors.q.device,
+                       from.options.behind_callers};
     cache.get(key, bindings_of(from.tensors))->run(static_cast<Stream>(stream));
   });
 }

@@ -31,6 +31,8 @@ SessionOptions options_of(const gdnflow_session_options* options) {
     set_variant(result.prefill, variant.stage, &expect(variant.choice, "options: choice"));
   }
   result.graphs = options->eager == 0;
+  result.programmatic = options->not_programmatic == 0;
+  result.prefill.behind_callers = options->behind_callers != 0;
   return result;
 }
 

@@ -15,6 +15,12 @@ namespace {
 
 constexpr std::int64_t free_extent = -1;
 
+void clear_programmatic(StepList& steps) noexcept {
+  for (Step& step : steps) {
+    if (auto* const launch = std::get_if<KernelLaunch>(&step.work)) launch->programmatic = false;
+  }
+}
+
 }  // namespace
 
 bool same_tensor(const TensorView& a, const TensorView& b) noexcept {
@@ -28,7 +34,7 @@ BoundPlan::BoundPlan(Plan plan, std::string who, const ExecutorOptions& options)
     : plan_(std::move(plan)),
       who_(std::move(who)),
       fewer_rows_(options.fewer_rows),
-      programmatic_(options.programmatic) {
+      programmatic_(options.programmatic && pipeline().device().capability >= least_programmatic) {
   const std::vector<std::string>& only = options.nodes;
   if (fewer_rows_ && !pipeline().problem().cu_seqlens) {
     refuse(ErrorCode::invalid_argument,
@@ -324,10 +330,12 @@ void BoundPlan::prepare(int index, void* arena) {
     }
   }
   variant.steps(stage_call, work.steps);
-  if (programmatic_) return;
-  for (Step& step : work.steps) {
-    if (auto* const launch = std::get_if<KernelLaunch>(&step.work)) launch->programmatic = false;
-  }
+  if (!programmatic_) clear_programmatic(work.steps);
+}
+
+void BoundPlan::forgo_programmatic() noexcept {
+  programmatic_ = false;
+  for (NodeWork& work : current_) clear_programmatic(work.steps);
 }
 
 void BoundPlan::commit() noexcept {

@@ -25,6 +25,9 @@ using EdgeTensors = std::vector<std::pair<int, TensorView>>;
 /// them the ones in force. Neither allocates once shapes have been seen.
 class BoundPlan {
  public:
+  /// Devices from this capability on, and kernels for them, can wait by themselves.
+  static constexpr int least_programmatic = 90;
+
   /// One node's tensors and work.
   struct NodeWork {
     std::vector<TensorView> tensors;  ///< by port
@@ -70,6 +73,9 @@ class BoundPlan {
   int find_optional(std::string_view node) const;
   void set_enabled(int node, bool enabled) noexcept { enabled_[node] = enabled; }
 
+  /// From here on no launch is programmatic, neither those in force nor those of later proposals.
+  void forgo_programmatic() noexcept;
+
   /// The memory of an intermediate. Errors: as Executor::intermediate.
   TensorView intermediate(std::string_view edge) const;
 
@@ -111,7 +117,7 @@ class BoundPlan {
   Plan plan_;
   std::string who_;
   bool fewer_rows_;
-  bool programmatic_;
+  bool programmatic_;  ///< launches that are marked so stay so
   RowGroup tokens_;
   RowGroup sequences_;
   std::vector<int> order_;

@@ -15,7 +15,7 @@ namespace {
 
 struct KeyHash {
   std::size_t operator()(const GraphKey& key) const noexcept {
-    // Overrides and device rarely tell keys apart; equality looks at them.
+    // The rest rarely tells keys apart; equality looks at it.
     std::size_t seed = hash_value(key.problem);
     seed = seed * 31 + hash_value(key.capacity);
     return seed * 31 + std::hash<std::string>{}(key.recipe);
@@ -40,9 +40,11 @@ void check_complete(const Executor& executor, const Bindings& bindings) {
 std::shared_ptr<Executor> make(const GraphKey& key, const Bindings& bindings) {
   Plan plan(
       make_pipeline(key.recipe, key.problem, key.capacity, device_info(key.device), key.overrides));
+  ExecutorOptions options;
+  options.behind_callers = key.behind_callers;
   std::shared_ptr<Executor> executor = key.device.type == DeviceType::host
-                                           ? make_host_executor(std::move(plan))
-                                           : make_graph_executor(std::move(plan));
+                                           ? make_host_executor(std::move(plan), options)
+                                           : make_graph_executor(std::move(plan), options);
   executor->bind(bindings);
   check_complete(*executor, bindings);
   executor->build();

@@ -20,17 +20,26 @@ struct GraphNodes {
 struct CaptureState {
   cudaGraph_t graph = nullptr;
   std::vector<cudaGraphNode_t> tips;  ///< what the next piece of work would wait for
+  bool for_ends = true;               ///< for the end of each, not for an earlier event
 };
 
 /// Errors: cuda, where the stream is not being captured or its capture broke.
 CaptureState capture_state(cudaStream_t stream, const char* what);
 
-/// Adds a plan to the graph that `stream` is capturing: a node a kernel, the pipeline's branches
-/// kept parallel, library steps captured in their place; what is captured next waits for all of it.
-/// Nodes that are switched off are left out or, with `keep_disabled`, put in (for an executable
-/// that can switch them). Where `nodes` is not null, it receives the graph nodes by pipeline node.
-void capture_plan(const BoundPlan& bound, cudaStream_t stream, bool keep_disabled,
-                  std::vector<GraphNodes>* nodes);
+/// Whether a programmatic launch on `stream` stands where CUDA defines one: outside of a capture
+/// anywhere (behind something else than a kernel it is an ordinary one), inside behind the end of
+/// one kernel.
+bool takes_programmatic(cudaStream_t stream);
+
+/// Adds a plan to the graph that the caller's `stream` is capturing: a node a kernel, the
+/// pipeline's branches kept parallel, library steps captured in their place; what is captured next
+/// waits for all of it. Nodes that are switched off are left out. With `behind_callers` what comes
+/// first may start while the caller's kernel in front drains, where that is one kernel.
+void capture_plan(const BoundPlan& bound, cudaStream_t stream, bool behind_callers);
+
+/// The same for a graph of the executor's own, whose nodes can be switched and are given by
+/// pipeline node: those that are switched off are among them.
+std::vector<GraphNodes> capture_switchable(const BoundPlan& bound, cudaStream_t stream);
 
 /// Parameters of a graph node; they point into the step.
 class KernelNodeParams {

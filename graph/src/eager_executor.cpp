@@ -23,7 +23,7 @@ class EagerExecutor final : public ExecutorBase {
   void run(Stream stream) override {
     require_built();
     const cuda::DeviceGuard guard(device_);
-    enqueue(bound_, stream);
+    enqueue(bound_, stream, behind_callers());
   }
 
   std::vector<NodeTime> profile(int repeats, Stream stream) override {
@@ -33,13 +33,13 @@ class EagerExecutor final : public ExecutorBase {
     std::vector<std::pair<cuda::EventOwner, cuda::EventOwner>> events;
     for (int i = 0; i < repeats; ++i) events.emplace_back(cuda::make_event(), cuda::make_event());
     // Every node then finds its inputs, and the clocks are up.
-    enqueue(bound_, stream);
+    enqueue(bound_, stream, false);
     std::vector<NodeTime> times;
     for (const int node : bound_.order()) {
       if (!bound_.enabled(node)) continue;
       for (const auto& [start, stop] : events) {
         cuda::check(cudaEventRecord(start.get(), stream), "cudaEventRecord");
-        enqueue_node(bound_, node, stream);
+        enqueue_node(bound_, node, stream, false);
         cuda::check(cudaEventRecord(stop.get(), stream), "cudaEventRecord");
       }
       std::vector<double> samples;

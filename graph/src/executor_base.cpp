@@ -39,6 +39,9 @@ void check_options(const Plan& plan, const ExecutorOptions& options, DeviceType 
                          fmt::ptr(options.arena)));
     }
   }
+  if (options.behind_callers && !options.programmatic) {
+    refuse("behind_callers: expected programmatic launches with it, got them switched off");
+  }
   if (options.nodes.empty()) return;
   // What the nodes left out would have written must be there, and must stay.
   if (options.arena == nullptr) refuse("nodes: expected an arena of the caller's with them");

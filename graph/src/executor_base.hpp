@@ -25,7 +25,8 @@ class ExecutorBase : public Executor {
 
  protected:
   /// Errors: invalid_argument for a plan of another target, an arena that is too small or not
-  /// aligned, or a choice of nodes without the arena and plan that it takes.
+  /// aligned, a choice of nodes without the arena and plan that it takes, or launches behind the
+  /// caller's where programmatic ones are switched off.
   ExecutorBase(Plan plan, ExecutorOptions options, DeviceType target, std::string_view kind);
 
   /// Makes the executable from the work in force. Called once, and again after it has thrown.
@@ -34,6 +35,8 @@ class ExecutorBase : public Executor {
   virtual void update_executable() {}
   virtual void switch_node(int /*node*/, bool /*enabled*/) {}
 
+  /// As in the options.
+  bool behind_callers() const noexcept { return options_.behind_callers; }
   /// Errors: invalid_argument before `build`.
   void require_built() const;
   /// Errors: invalid_argument for a number below 1.

@@ -41,7 +41,7 @@ class GraphExecutor final : public ExecutorBase {
     const cuda::DeviceGuard guard(device_);
     if (is_capturing(stream)) {
       // The caller's graph gets the same nodes and edges; it may outlive this executor.
-      capture_plan(bound_, stream, false, nullptr);
+      capture_plan(bound_, stream, behind_callers());
       return;
     }
     cuda::check(cudaGraphLaunch(exec_.get(), stream), "cudaGraphLaunch");
@@ -108,7 +108,7 @@ class GraphExecutor final : public ExecutorBase {
                 "cudaStreamBeginCapture");
     cudaGraph_t graph = nullptr;
     try {
-      capture_plan(bound_, stream, true, &nodes_);
+      nodes_ = capture_switchable(bound_, stream);
     } catch (...) {
       (void)cudaStreamEndCapture(stream, &graph);
       const cuda::GraphOwner discarded(graph);

@@ -4,6 +4,8 @@
 
 #include <gdnflow/error.hpp>
 
+#include "capture.hpp"
+
 #include <algorithm>
 #include <array>
 
@@ -14,7 +16,7 @@ namespace {
 
 dim3 to_dim3(const Dim3& d) { return {d.x, d.y, d.z}; }
 
-void launch_kernel(const KernelLaunch& launch, cudaStream_t stream, auto&& what) {
+void launch_kernel(const KernelLaunch& launch, cudaStream_t stream, bool overlaps, auto&& what) {
   std::array<cudaLaunchAttribute, 2> attributes{};
   cudaLaunchConfig_t config{};
   config.gridDim = to_dim3(launch.grid);
@@ -29,7 +31,7 @@ void launch_kernel(const KernelLaunch& launch, cudaStream_t stream, auto&& what)
     attribute.val.clusterDim.y = launch.cluster.y;
     attribute.val.clusterDim.z = launch.cluster.z;
   }
-  if (launch.programmatic) {
+  if (launch.programmatic && overlaps) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -39,7 +41,8 @@ void launch_kernel(const KernelLaunch& launch, cudaStream_t stream, auto&& what)
   cuda::check(cudaLaunchKernelExC(&config, launch.function, &argument), what);
 }
 
-void prepare_kernel(const KernelLaunch& launch, const DeviceInfo& device, auto&& what) {
+/// Gives whether the kernel can do what its launch is marked for.
+bool prepare_kernel(const KernelLaunch& launch, const DeviceInfo& device, auto&& what) {
   cudaFuncAttributes attributes{};
   cuda::check(cudaFuncGetAttributes(&attributes, launch.function), what);
   // Always to the same value, the most that the kernel may have: executors built at the same time
@@ -58,6 +61,9 @@ void prepare_kernel(const KernelLaunch& launch, const DeviceInfo& device, auto&&
         cudaFuncSetAttribute(launch.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
         what);
   }
+  // What was compiled from PTX of an architecture before has no instruction to wait, whatever it
+  // runs on.
+  return !launch.programmatic || attributes.ptxVersion >= BoundPlan::least_programmatic;
 }
 
 /// A capture on a stream of its own; what was captured is thrown away.
@@ -97,14 +103,15 @@ ArenaMemory allocate_on_device(const Plan& plan, std::int64_t bytes) {
   return {memory, [](void* allocated) { cuda::Destroyer<&cudaFree>{}(allocated); }};
 }
 
-void prepare_kernels(const BoundPlan& bound) {
+void prepare_kernels(BoundPlan& bound) {
   const cuda::RelaxedCaptureGuard guard;
+  bool all_wait = true;
   for (const int node : bound.order()) {
     for (const Step& step : bound.work(node).steps) {
       const auto what = [&] { return step_text(bound, node, step); };
       if (is_empty(step)) continue;
       if (const auto* launch = std::get_if<KernelLaunch>(&step.work)) {
-        prepare_kernel(*launch, bound.pipeline().device(), what);
+        all_wait = prepare_kernel(*launch, bound.pipeline().device(), what) && all_wait;
       } else if (const auto* work = std::get_if<Enqueue>(&step.work)) {
         capture_and_discard(*work, what);
       } else if (std::holds_alternative<HostCall>(step.work)) {
@@ -114,30 +121,37 @@ void prepare_kernels(const BoundPlan& bound) {
       }
     }
   }
+  if (!all_wait) bound.forgo_programmatic();
 }
 
-void enqueue_node(const BoundPlan& bound, int node, cudaStream_t stream) {
+bool enqueue_node(const BoundPlan& bound, int node, cudaStream_t stream, bool overlaps) {
+  bool any = false;
   for (const Step& step : bound.work(node).steps) {
     const auto what = [&] { return step_text(bound, node, step); };
     if (is_empty(step)) continue;
     if (const auto* launch = std::get_if<KernelLaunch>(&step.work)) {
-      launch_kernel(*launch, stream, what);
+      launch_kernel(*launch, stream, overlaps || any, what);
     } else if (const auto* memset = std::get_if<Memset>(&step.work)) {
       cuda::check(cudaMemsetAsync(memset->destination, memset->value, memset->bytes, stream), what);
     } else if (const auto* work = std::get_if<Enqueue>(&step.work)) {
       work->function(work->params.bytes.data(), stream);
     }
+    any = true;
   }
+  return any;
 }
 
-void enqueue(const BoundPlan& bound, cudaStream_t stream) {
+void enqueue(const BoundPlan& bound, cudaStream_t stream, bool behind_callers) {
+  bool overlaps = behind_callers && takes_programmatic(stream);
   if (bound.plan().options().poison && bound.arena() != nullptr) {
     cuda::check(cudaMemsetAsync(bound.arena(), 0xff,
                                 static_cast<std::size_t>(bound.plan().arena_bytes()), stream),
                 "cudaMemsetAsync of the arena");
+    overlaps = true;
   }
   for (const int node : bound.order()) {
-    if (bound.enabled(node)) enqueue_node(bound, node, stream);
+    if (!bound.enabled(node)) continue;
+    overlaps = enqueue_node(bound, node, stream, overlaps) || overlaps;
   }
 }
 

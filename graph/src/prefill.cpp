@@ -94,7 +94,7 @@ void* arena_in(const Plan& plan, void* workspace, std::int64_t bytes) {
 }
 
 /// Runs what is bound; the first call on a shape also loads its kernels.
-void run(Entry& entry, [[maybe_unused]] Stream stream) {
+void run(Entry& entry, [[maybe_unused]] Stream stream, [[maybe_unused]] bool behind_callers) {
   if (entry.key.device.type == DeviceType::host) {
     if (!entry.prepared) check_host_steps(entry.bound);
     entry.prepared = true;
@@ -105,7 +105,7 @@ void run(Entry& entry, [[maybe_unused]] Stream stream) {
   const cuda::DeviceGuard guard(entry.key.device.index);
   if (!entry.prepared) prepare_kernels(entry.bound);
   entry.prepared = true;
-  enqueue(entry.bound, stream);
+  enqueue(entry.bound, stream, behind_callers);
 #else
   throw Error(ErrorCode::internal, "prefill: a CUDA plan in a build without CUDA");
 #endif
@@ -151,7 +151,7 @@ void prefill(const Problem& problem, const PrefillTensors& tensors, void* worksp
   // An arena is "new" only where its address differs, so a repeated call recomputes nothing.
   entry.bound.propose(entry.tensors, arena);
   entry.bound.commit();
-  run(entry, stream);
+  run(entry, stream, options.behind_callers);
 }
 
 }  // namespace gdnflow

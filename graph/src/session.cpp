@@ -155,8 +155,9 @@ struct PrefillSession::Impl {
       arena = own.get();
     }
     const std::int64_t free_before = free_device_memory(device);
-    std::unique_ptr<Executor> executor =
-        make_one(bucket.plan, options.graphs, {arena, arena_bytes, {}, true, options.programmatic});
+    std::unique_ptr<Executor> executor = make_one(
+        bucket.plan, options.graphs,
+        {arena, arena_bytes, {}, true, options.programmatic, options.prefill.behind_callers});
     executor->bind(bucket.next);
     executor->build();
     stats.graph_bytes += std::max<std::int64_t>(free_before - free_device_memory(device), 0);
@@ -206,6 +207,9 @@ PrefillSession::PrefillSession(const Problem& problem, std::vector<Capacity> buc
   if (buckets.empty()) refuse("buckets: expected at least one capacity, got none");
   if (!problem.cu_seqlens) {
     refuse("expected a problem with cu_seqlens, got dense sequences");
+  }
+  if (options.prefill.behind_callers && !options.programmatic) {
+    refuse("behind_callers: expected programmatic launches with it, got them switched off");
   }
   for (const Capacity& capacity : buckets) validate(problem, capacity);
   const auto order = [](const Capacity& c) { return std::tie(c.max_tokens, c.max_sequences); };

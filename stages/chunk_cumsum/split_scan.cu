@@ -111,10 +111,8 @@ void steps(const StageCall& call, StepList& out) {
   const std::int64_t blocks =
       std::min(tiles(call.problem, call.capacity),
                std::int64_t{call.device.multiprocessors} * Config::blocks_a_multiprocessor);
-  Step step = kernel_step("chunk_cumsum", chunk_cumsum_split_scan_kernel, grid_of(blocks),
-                          {32 * Config::warps}, 0, params);
-  std::get<KernelLaunch>(step.work).programmatic = call.device.capability >= 90;
-  out.push_back(step);
+  out.push_back(programmatic(kernel_step("chunk_cumsum", chunk_cumsum_split_scan_kernel,
+                                         grid_of(blocks), {32 * Config::warps}, 0, params)));
 }
 
 }  // namespace

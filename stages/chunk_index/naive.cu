@@ -97,11 +97,9 @@ void steps(const StageCall& call, StepList& out) {
   params.rows = max_chunks(call.problem, call.capacity);
   params.sequences = scan.sequences;
   params.wide_index = scan.wide_index;
-  Step step =
-      kernel_step("chunk_index", fill_chunk_table, grid_of(blocks(call.problem, call.capacity)),
-                  {Config::threads}, 0, params);
-  std::get<KernelLaunch>(step.work).programmatic = call.device.capability >= 90;
-  out.push_back(step);
+  out.push_back(programmatic(kernel_step("chunk_index", fill_chunk_table,
+                                         grid_of(blocks(call.problem, call.capacity)),
+                                         {Config::threads}, 0, params)));
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(scan::Config::threads)
     chunk_index_kernel(const __grid_constant__ Params p) {
   __shared__ SharedStorage shared;
   device::allow_successors();
+  device::wait_for_predecessors();
   const SequenceScan& scan = p.scan;
   const bool writes_offsets = blockIdx.x == 0;
   const std::int64_t row = std::int64_t{blockIdx.x} * scan::Config::threads + threadIdx.x;
@@ -116,9 +117,9 @@ void steps(const StageCall& call, StepList& out) {
   params.scan.chunk_counts = call["chunk_counts"].as<std::int32_t>();
   params.chunk_table = call["chunk_table"].as<int4>();
   params.rows = max_chunks(call.problem, call.capacity);
-  out.push_back(kernel_step("chunk_index", chunk_index_kernel,
-                            grid_of(blocks(call.problem, call.capacity)), {scan::Config::threads},
-                            0, params));
+  out.push_back(programmatic(kernel_step("chunk_index", chunk_index_kernel,
+                                         grid_of(blocks(call.problem, call.capacity)),
+                                         {scan::Config::threads}, 0, params)));
 }
 
 }  // namespace

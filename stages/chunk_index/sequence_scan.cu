@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(scan::Config::threads)
     sequence_scan_kernel(const __grid_constant__ SequenceScan p) {
   __shared__ scan::SharedStorage shared;
   device::allow_successors();
+  device::wait_for_predecessors();
   const scan::Sequence end = scan::scan_sequences(
       p, shared, [&](const scan::Sequence& sequence) { scan::write_offsets(p, sequence); },
       [](const scan::Sequence&, std::int64_t) {});
@@ -34,8 +35,8 @@ SequenceScan sequence_scan(const StageCall& call) {
 }
 
 Step sequence_scan_step(const SequenceScan& scan) {
-  return kernel_step("sequence_scan", sequence_scan_kernel, grid_of(1), {scan::Config::threads}, 0,
-                     scan);
+  return programmatic(kernel_step("sequence_scan", sequence_scan_kernel, grid_of(1),
+                                  {scan::Config::threads}, 0, scan));
 }
 
 std::int64_t sequence_starts_bytes(std::int64_t sequences) {

@@ -15,6 +15,7 @@
 // KiB of S, 16 KiB of V' in, 16 KiB of o out. Rounded to the activations' type: P, and o.
 
 #include "cuda_tiles.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/mma.cuh"
 #include "device/tile.cuh"
 #include "device/views.cuh"
@@ -110,6 +111,7 @@ __global__ void __launch_bounds__(Config<T, D>::threads)
     chunk_output_kernel(const __grid_constant__ Params<T> p) {
   using C = Config<T, D>;
   auto& shared = device::dynamic_shared<SharedStorage<T, D>>();
+  device::allow_successors();
   const std::int64_t index = blockIdx.x / p.heads.v;
   if (index >= p.chunks.chunks()) return;
   const device::Chunk chunk = p.chunks.at(index);

@@ -33,6 +33,7 @@
 // Registers a thread: 64 for S, 32 each for two products, 16 for rounded values.
 
 #include "device/copy_groups.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/swizzled_tile.cuh"
 #include "fused.cuh"
 #include "value_slab.cuh"
@@ -207,6 +208,7 @@ __global__ void __launch_bounds__(Config<D, Tile>::threads, 128 / Tile)
     chunk = next;
     next = after;
   }
+  device::allow_successors();
   block.store_state_to(p.states.final, p.states.final_row(place.sequence), state);
 }
 

@@ -46,6 +46,7 @@
 
 #include "device/barrier.cuh"
 #include "device/copy_groups.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/swizzled_tile.cuh"
 #include "fused.cuh"
 #include "value_slab.cuh"
@@ -404,6 +405,7 @@ __global__ void __launch_bounds__(Config<D, Tile>::threads, 128 / Tile)
     keep_state(block);
   } else {
     make_output(block);
+    device::allow_successors();
   }
 }
 

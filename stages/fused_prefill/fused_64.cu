@@ -34,6 +34,7 @@
 // of stores. Registers a thread: 64 for S, 32 each for two products, 16 for rounded values.
 
 #include "device/copy_groups.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/swizzled_tile.cuh"
 #include "fused.cuh"
 #include "value_slab.cuh"
@@ -156,6 +157,7 @@ __global__ void __launch_bounds__(threads, 2) fused_64_kernel(const __grid_const
                 checkpoint_row(p.states, p.checkpoint_offsets, chunk, first_number), place.head,
                 column);
   }
+  device::allow_successors();
   store_state(state, p.states.final, p.states.final_row(place.sequence), place.head, column);
 }
 

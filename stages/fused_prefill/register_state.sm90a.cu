@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(Config<Groups>::threads, 1)
       find_tokens(p, w);
       Slot slot;
       produce_keys<Shape>(p, w, shared, slot);
+      device::allow_successors();
     }
   } else if (group == 1) {
     if constexpr (Shape::output_registers * Shape::threads > 65536) {

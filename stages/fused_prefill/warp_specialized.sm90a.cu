@@ -33,6 +33,7 @@
 
 #include "checkpoints.cuh"
 #include "device/barrier.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
 #include "device/half.cuh"
 #include "device/matrix_io.cuh"
@@ -547,7 +548,10 @@ __global__ void __launch_bounds__(block_threads, 1)
   const int group = threadIdx.x / group_threads;
   if (group == 0) {
     device::give_registers<Config<Tile>::producer_registers>();
-    if (threadIdx.x < 32) produce<Tile>(p, w, shared);
+    if (threadIdx.x < 32) {
+      produce<Tile>(p, w, shared);
+      device::allow_successors();
+    }
   } else if (group == 1) {
     device::take_registers<Config<Tile>::state_registers>();
     keep_state<Element, Tile>(p, w, shared);

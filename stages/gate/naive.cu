@@ -4,6 +4,7 @@
 #include <gdnflow/stage.hpp>
 
 #include "cuda_variant.hpp"
+#include "device/dependent_launch.cuh"
 #include "device/element.cuh"
 #include "gate/inputs.hpp"
 
@@ -56,6 +57,8 @@ __device__ float log_decay(const Params& p, float x, int head) {
 
 __global__ void __launch_bounds__(Config::threads) gate_kernel(const __grid_constant__ Params p) {
   const std::int64_t index = std::int64_t{blockIdx.x} * Config::threads + threadIdx.x;
+  device::allow_successors();
+  device::wait_for_predecessors();
   if (index >= p.elements) return;
   const std::int64_t token = index / p.heads;
   const int head = static_cast<int>(index % p.heads);
@@ -92,8 +95,8 @@ void steps(const StageCall& call, StepList& out) {
   params.heads = problem.v_heads;
   params.gate_form = problem.gate;
   params.beta_form = problem.beta;
-  out.push_back(kernel_step("gate", gate_kernel, grid_of(blocks(problem, call.capacity)),
-                            {Config::threads}, 0, params));
+  out.push_back(programmatic(kernel_step(
+      "gate", gate_kernel, grid_of(blocks(problem, call.capacity)), {Config::threads}, 0, params)));
 }
 
 }  // namespace

@@ -408,11 +408,9 @@ void steps(const StageCall& call, StepList& out) {
     params.heads = device::Heads(call.problem);
     const int count = warps(call.problem);
     const std::uint32_t shared_bytes = SharedStorage<T, D>::bytes(count);
-    Step step = kernel_step("kkt_solve", kkt_solve_tensor_core_kernel<T, D>,
-                            grid_of(blocks(call, shared_bytes)),
-                            {static_cast<std::uint32_t>(32 * count)}, shared_bytes, params);
-    std::get<KernelLaunch>(step.work).programmatic = call.device.capability >= 90;
-    out.push_back(step);
+    out.push_back(programmatic(kernel_step(
+        "kkt_solve", kkt_solve_tensor_core_kernel<T, D>, grid_of(blocks(call, shared_bytes)),
+        {static_cast<std::uint32_t>(32 * count)}, shared_bytes, params)));
   });
 }
 

@@ -307,6 +307,7 @@ __global__ void __cluster_dims__(splits, 1, 1) __launch_bounds__(Shape::threads,
       find_tokens(p, w);
       Slot slot;
       produce_keys<Shape>(p, w, shared, slot);
+      device::allow_successors();
     } else if (threadIdx.x < 64) {
       find_tokens(p, w);
       produce_queries<Shape>(p, w, shared);

@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(scan::Config::threads)
     typename Plan::Storage plan;
   } shared;
   device::allow_successors();
+  device::wait_for_predecessors();
   const SlotTable& table = p.table;
   const scan::Sequence end = scan::scan_sequences(
       p.scan, shared.scan,
@@ -44,8 +45,8 @@ __global__ void __launch_bounds__(scan::Config::threads)
 }  // namespace
 
 Step plan_step(const SequenceScan& scan, const SlotTable& table) {
-  return kernel_step("one_pass plan", plan_kernel, grid_of(1), {scan::Config::threads}, 0,
-                     Params{scan, table});
+  return programmatic(kernel_step("one_pass plan", plan_kernel, grid_of(1), {scan::Config::threads},
+                                  0, Params{scan, table}));
 }
 
 }  // namespace gdnflow::stages::one_pass

@@ -37,7 +37,6 @@
 #include <cstdint>
 #include <limits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 namespace gdnflow::stages::one_pass {
@@ -542,10 +541,9 @@ void add_recurrence(const StageCall& call, const SequenceScan& scan, std::int32_
     params.vectors = suits_vectors(call["initial_state"]) && suits_vectors(call["final_state"]) &&
                      suits_vectors(call["checkpoints"]);
     const auto add = [&]<class S>() {
-      Step step = kernel_step("recurrent", recurrent_kernel<T, S>,
-                              grid_of(recurrence_blocks(query)), {S::threads}, 0, params);
-      std::get<KernelLaunch>(step.work).programmatic = true;
-      out.push_back(std::move(step));
+      out.push_back(
+          programmatic(kernel_step("recurrent", recurrent_kernel<T, S>,
+                                   grid_of(recurrence_blocks(query)), {S::threads}, 0, params)));
     };
     is_narrow(query) ? add.template operator()<Narrow<D>>() : add.template operator()<Wide<D>>();
   });

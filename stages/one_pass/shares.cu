@@ -105,6 +105,7 @@ struct Shared {
 __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ Params p) {
   __shared__ Shared shared;
   device::allow_successors();
+  device::wait_for_predecessors();
   const ShareTable& table = p.table;
   const auto block = static_cast<std::int32_t>(threadIdx.x);  // of the walk
   const auto sequences = static_cast<std::int32_t>(p.scan.sequences);
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
 }  // namespace
 
 Step share_step(const SequenceScan& scan, const ShareTable& table) {
-  return kernel_step("one_pass shares", share_kernel, grid_of(1), {threads}, 0,
-                     Params{scan, table});
+  return programmatic(
+      kernel_step("one_pass shares", share_kernel, grid_of(1), {threads}, 0, Params{scan, table}));
 }
 
 }  // namespace gdnflow::stages::one_pass

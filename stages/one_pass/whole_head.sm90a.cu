@@ -1084,6 +1084,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
           slot.advance(Shape::key_stages);
         }
       });
+      device::allow_successors();
     } else if (threadIdx.x < 64) {
       store_outputs<Element>(p, shared);
     } else if (threadIdx.x < 96) {

@@ -3,6 +3,7 @@
 // that no sequence owns are normalised too: nobody reads them.
 
 #include "cuda_tiles.cuh"
+#include "device/dependent_launch.cuh"
 #include "device/half.cuh"
 #include "device/views.cuh"
 #include "qk_norm/epsilon.hpp"
@@ -49,6 +50,8 @@ template <class T, int D>
 __global__ void __launch_bounds__(Config<D>::threads)
     qk_norm_kernel(const __grid_constant__ Params<T> p) {
   using C = Config<D>;
+  device::allow_successors();
+  device::wait_for_predecessors();
   const std::int64_t first = std::int64_t{blockIdx.x} * C::rows;
   if (first >= 2 * p.rows) return;
   // Every lane takes part in the shuffles; those past the end repeat the last row.
@@ -92,9 +95,9 @@ void steps(const StageCall& call, StepList& out) {
     params.k_normalized = device::Rows<T>(call["k_normalized"]);
     params.rows = call.tokens * call.problem.qk_heads;
     params.heads = call.problem.qk_heads;
-    out.push_back(kernel_step("qk_norm", qk_norm_kernel<T, D>,
-                              grid_of(blocks(call.problem, call.capacity)), {Config<D>::threads}, 0,
-                              params));
+    out.push_back(programmatic(kernel_step("qk_norm", qk_norm_kernel<T, D>,
+                                           grid_of(blocks(call.problem, call.capacity)),
+                                           {Config<D>::threads}, 0, params)));
   });
 }
 

@@ -13,7 +13,6 @@
 #include "segments/plan.hpp"
 
 #include <string>
-#include <variant>
 
 namespace gdnflow::stages::segments {
 namespace {
@@ -120,10 +119,8 @@ Step step_of(const StageCall& call, const VariantQuery& query) {
   params.sequences = static_cast<std::int32_t>(call.capacity.max_sequences);
   params.useful = static_cast<std::int32_t>(useful_segments(query.problem, query.device));
   params.unit_keys = call.problem.qk_norm;
-  Step step = kernel_step("segments", segments_kernel<T, D>, grid_of(blocks(query)),
-                          {Config::threads}, 0, params);
-  std::get<KernelLaunch>(step.work).programmatic = call.device.capability >= 90;
-  return step;
+  return programmatic(kernel_step("segments", segments_kernel<T, D>, grid_of(blocks(query)),
+                                  {Config::threads}, 0, params));
 }
 
 void steps(const StageCall& call, StepList& out) {

@@ -6,6 +6,7 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
+#include "device/dependent_launch.cuh"
 #include "device/views.cuh"
 
 #include <algorithm>
@@ -32,6 +33,8 @@ struct Params {
 template <class Word>
 __global__ void __launch_bounds__(Config::threads)
     zero_padding_kernel(const __grid_constant__ Params<Word> p) {
+  device::wait_for_predecessors();
+  device::allow_successors();
   const std::int64_t before = p.starts[0];
   const std::int64_t end = p.starts[p.sequences];
   const std::int64_t rows = before + p.tokens - end;
@@ -65,9 +68,9 @@ void zero_step(const StageCall& call, const SequenceScan& scan, StepList& out) {
   params.tokens = scan.tokens;
   params.heads = call.problem.v_heads;
   params.dim = call.problem.v_dim;
-  out.push_back(kernel_step("zero_padding", zero_padding_kernel<Word>,
-                            grid_of(blocks(call.capacity, call.device)), {Config::threads}, 0,
-                            params));
+  out.push_back(programmatic(kernel_step("zero_padding", zero_padding_kernel<Word>,
+                                         grid_of(blocks(call.capacity, call.device)),
+                                         {Config::threads}, 0, params)));
 }
 
 void steps(const StageCall& call, StepList& out) {

@@ -127,6 +127,8 @@ int main(void) {
                 "got 'w'");
   check_refused(gdnflow_prefill_recipe(prefill, "fast"), GDNFLOW_INVALID_ARGUMENT, "got 'fast'");
   check_refused(gdnflow_prefill_sequences(prefill, 0), GDNFLOW_INVALID_ARGUMENT, "got 0");
+  check_refused(gdnflow_prefill_behind_callers(NULL, 1), GDNFLOW_INVALID_ARGUMENT, "prefill");
+  CHECK(gdnflow_prefill_behind_callers(prefill, 1) == GDNFLOW_OK);
 
   CHECK(gdnflow_prefill_workspace_bytes(prefill, &bytes) == GDNFLOW_OK);
   CHECK(bytes >= 0);

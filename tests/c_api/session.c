@@ -148,6 +148,11 @@ int main(void) {
   CHECK(session == NULL);
   options.recipe = "residual";
   options.variant_count = 0;
+  options.behind_callers = 1;
+  options.not_programmatic = 1;
+  check_refused(gdnflow_session_create(problem, buckets, 3, host, &options, &session),
+                GDNFLOW_INVALID_ARGUMENT, "behind_callers: expected programmatic launches");
+  options.not_programmatic = 0;
   CHECK(gdnflow_session_create(problem, buckets, 3, host, &options, &session) == GDNFLOW_OK);
   gdnflow_problem_destroy(problem);
 

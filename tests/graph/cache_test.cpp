@@ -80,10 +80,13 @@ TEST_CASE("every part of a key tells entries apart")
   other = key;
   other.overrides = {{"kkt_solve", {"host", {}}}};
   cache.get(other, x.bindings());
+  other = key;
+  other.behind_callers = true;
+  cache.get(other, x.bindings());
   cache.get(key_of({64, 1}), tensors({64, 1}).bindings());
-  CHECK(cache.stats().misses == 5);
+  CHECK(cache.stats().misses == 6);
   CHECK(cache.stats().hits == 0);
-  CHECK(cache.stats().entries == 5);
+  CHECK(cache.stats().entries == 6);
 }
 
 TEST_CASE("the entry used longest ago goes, and lives on with whoever holds it")

@@ -18,6 +18,7 @@ struct GraphKey {
   Capacity capacity;
   VariantOverrides overrides{};
   Device device{DeviceType::cuda, 0};
+  bool behind_callers = false;  ///< as in ExecutorOptions
 
   friend bool operator==(const GraphKey&, const GraphKey&) = default;
 };

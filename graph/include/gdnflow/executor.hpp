@@ -34,6 +34,13 @@ struct ExecutorOptions {
   /// that one drains (programmatic dependent launch). false: each starts when the last has ended,
   /// for a profiler, or neighbours that take it badly.
   bool programmatic = true;
+  /// The same for what `run` puts first and the caller's kernel in front of it: launched eagerly,
+  /// and in a graph that the caller captures, where one kernel of the same device stands in front.
+  /// Nothing of that kernel is read or overwritten before it has completed, whatever it does. Of
+  /// those in front of it that holds only if it has waited for them: it was launched the ordinary
+  /// way, or calls griddepcontrol.wait (cudaGridDependencySynchronize). That is the caller's to
+  /// know, hence not the default. Replays are not concerned: CUDA orders a graph as a whole.
+  bool behind_callers = false;
 };
 
 /// The time of a node, measured alone on a stream.

@@ -41,6 +41,7 @@ struct PrefillTensors {
 struct PrefillOptions {
   std::string recipe{};  ///< empty: "auto"
   VariantOverrides overrides{};
+  bool behind_callers = false;  ///< as in ExecutorOptions
 };
 
 /// What a call with these tensors is planned for: T of q, N of cu_seqlens, or `sequences` where the

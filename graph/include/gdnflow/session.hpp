@@ -21,7 +21,7 @@ GDNFLOW_API std::vector<Capacity> capacity_ladder(const Capacity& most,
                                                   double factor = 2.0);
 
 struct SessionOptions {
-  PrefillOptions prefill{};  ///< recipe and variants, the same for every bucket
+  PrefillOptions prefill{};  ///< the same for every bucket
   bool graphs = true;        ///< on a GPU replay a captured graph; false: launch kernel by kernel
   bool programmatic = true;  ///< as in ExecutorOptions
 };
@@ -49,8 +49,9 @@ struct SessionStats {
 /// earlier, larger batch left behind them is never looked at.
 class GDNFLOW_API PrefillSession {
  public:
-  /// Plans every bucket; allocates nothing on the device. Errors: invalid_argument for no buckets
-  /// or a problem of dense sequences; those of validate and make_pipeline.
+  /// Plans every bucket; allocates nothing on the device. Errors: invalid_argument for no buckets,
+  /// a problem of dense sequences, or prefill.behind_callers with programmatic launches switched
+  /// off; those of validate and make_pipeline.
   PrefillSession(const Problem& problem, std::vector<Capacity> buckets, Device device,
                  SessionOptions options = {});
   ~PrefillSession();

@@ -48,7 +48,8 @@ struct KernelLaunch {
   Dim3 cluster{};                  ///< 1,1,1: no cluster
   std::uint32_t shared_bytes = 0;  ///< dynamic; executors raise the function's limit when building
   bool programmatic = false;  ///< the kernel waits (griddepcontrol.wait) before its first global
-                              ///< access, so it may start while its predecessor drains
+                              ///< access, so on sm_90 and later executors may start it while its
+                              ///< predecessor drains
   ParamBlob params;
 };
 
@@ -92,6 +93,12 @@ Step kernel_step(std::string_view name, void (*kernel)(Params), Dim3 grid, Dim3 
   launch.shared_bytes = shared_bytes;
   launch.params = ParamBlob::of(params);
   return Step{name, launch};
+}
+
+/// A launch step marked as KernelLaunch::programmatic.
+inline Step programmatic(Step step) {
+  std::get<KernelLaunch>(step.work).programmatic = true;
+  return step;
 }
 
 }  // namespace gdnflow

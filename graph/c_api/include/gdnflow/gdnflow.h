@@ -88,6 +88,10 @@ GDNFLOW_C_API gdnflow_status gdnflow_prefill_recipe(gdnflow_prefill* prefill, co
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_variant(gdnflow_prefill* prefill, const char* stage,
                                                      const char* choice);
 
+/* Not 0: what comes first may start while the caller's kernel in front drains; 0 at first.
+ * ExecutorOptions::behind_callers says what that kernel has to do for it. */
+GDNFLOW_C_API gdnflow_status gdnflow_prefill_behind_callers(gdnflow_prefill* prefill, int32_t on);
+
 /* How many sequences there are, all alike, where the problem has no cu_seqlens; 1 at first. */
 GDNFLOW_C_API gdnflow_status gdnflow_prefill_sequences(gdnflow_prefill* prefill, int64_t sequences);
 
@@ -147,7 +151,10 @@ typedef struct gdnflow_session_options {
   const char* recipe;              /* null: "auto" */
   const gdnflow_variant* variants; /* [variant_count]; may be null where there are none */
   size_t variant_count;
-  int32_t eager; /* not 0: on a GPU launch kernel by kernel, without graphs */
+  int32_t eager;            /* not 0: on a GPU launch kernel by kernel, without graphs */
+  int32_t not_programmatic; /* not 0: a kernel starts when the one in front has ended, not while it
+                             * drains */
+  int32_t behind_callers;   /* as in gdnflow_prefill_behind_callers */
 } gdnflow_session_options;
 
 /* Prefill in a serving loop: a graph a bucket, on the host an executor, so that any batch is a
