@@ -5,6 +5,7 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
+#include "one_pass/norms.cuh"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/plan.hpp"
 #include "one_pass/recurrent.hpp"
@@ -159,6 +160,24 @@ std::int32_t most_short(const VariantQuery& query) {
   return many ? static_cast<std::int32_t>(option_or(query.options, "short", usual_short)) : 0;
 }
 
+/// What finds the norms of q and k, in the launch in front of a walk; nothing where they are not
+/// asked for.
+struct Normalizer {
+  NormTable table;
+  std::int64_t blocks = 0;
+
+  Normalizer(const StageCall& call, const VariantQuery& query, ScratchReader& scratch) {
+    if (!normalizes(query)) return;
+    table.q = device::Rows<const __nv_bfloat16>(call["q"]);
+    table.k = device::Rows<const __nv_bfloat16>(call["k"]);
+    table.norms = scratch.next<float2>();
+    table.heads = call.problem.qk_heads;
+    table.count = call.tokens * table.heads;
+    blocks =
+        NormTable::blocks(query.capacity.max_tokens, table.heads, query.device.multiprocessors);
+  }
+};
+
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
   const std::int64_t links = option_or(query.options, "segments", 1) != 0 ? blocks : 0;
@@ -175,6 +194,10 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
       {"units", sequence_starts_bytes(query.capacity.max_sequences)},
       {"link_states", links * state_bytes},
       {"link_transfers", links * transfer_bytes}};
+  if (normalizes(query)) {
+    pieces.push_back({"norms", query.capacity.max_tokens * query.problem.qk_heads *
+                                   static_cast<std::int64_t>(sizeof(float2))});
+  }
   if (query.problem.initial_state && query.problem.final_state) {
     pieces.push_back({"waiting", blocks * state_bytes});
   }
@@ -210,9 +233,11 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
   params.waiting.pool_stride = state_elements;
   scan.most_unchunked = most_short(query);
   table.skips = params.skips_empty = scan.most_unchunked > 0;
-  out.push_back(share_step(scan, table));
+  const Normalizer normalizer(call, query, scratch);
+  params.norms = normalizer.table.norms;
+  out.push_back(share_step(scan, table, normalizer.table, normalizer.blocks));
   if (scan.most_unchunked > 0) add_recurrence(call, scan, scan.most_unchunked, out);
-  whole_head(params, call.problem, normalizes(query), table.blocks, out);
+  whole_head(params, call.problem, table.blocks, out);
 }
 
 // ---------------------------------------------------------------------------------------------

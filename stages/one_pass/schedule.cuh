@@ -72,7 +72,7 @@ struct Progress {
   bool linked;                             // whether the share is
 };
 
-constexpr int job_stages = 6;
+constexpr int job_stages = 5;
 
 struct JobRing {
   Job jobs[job_stages];

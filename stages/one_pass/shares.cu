@@ -4,13 +4,14 @@
 // All chunks in a row, cut where each block has had as many as any other. A share that begins
 // inside a sequence costs the chunks in front of it until the past has faded; so one that would
 // begin shortly behind a sequence's start begins there. Where shares of whole sequences are done as
-// soon, nothing is cut.
+// soon, nothing is cut. Blocks beside this one find norms, where they are asked for.
 
 #include <gdnflow/stage.hpp>
 
 #include "chunk_index/sequence_scan.cuh"
 #include "cuda_variant.hpp"
 #include "device/dependent_launch.cuh"
+#include "one_pass/norms.cuh"
 #include "one_pass/shares.hpp"
 #include "one_pass/span.cuh"
 #include "segments/plan.hpp"
@@ -33,6 +34,7 @@ constexpr std::int32_t least_inside = 5;
 struct Params {
   SequenceScan scan;
   ShareTable table;
+  NormTable norms;
 };
 
 // Divisions are by estimates: a launch this short pays for each instruction that it has to fetch.
@@ -102,10 +104,17 @@ struct Shared {
   unsigned longest[2];  // share, of whole sequences and of others
 };
 
+static_assert(NormTable::threads == threads);
+
+template <bool Norms>
 __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ Params p) {
   __shared__ Shared shared;
   device::allow_successors();
   device::wait_for_predecessors();
+  if (Norms && blockIdx.x > 0) {
+    find_norms(p.norms, blockIdx.x - 1, gridDim.x - 1);
+    return;
+  }
   const ShareTable& table = p.table;
   const auto block = static_cast<std::int32_t>(threadIdx.x);  // of the walk
   const auto sequences = static_cast<std::int32_t>(p.scan.sequences);
@@ -189,9 +198,12 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
 
 }  // namespace
 
-Step share_step(const SequenceScan& scan, const ShareTable& table) {
+Step share_step(const SequenceScan& scan, const ShareTable& table, const NormTable& norms,
+                std::int64_t norm_blocks) {
+  const bool with_norms = norms.norms != nullptr;
   return programmatic(
-      kernel_step("one_pass shares", share_kernel, grid_of(1), {threads}, 0, Params{scan, table}));
+      kernel_step("one_pass shares", with_norms ? share_kernel<true> : share_kernel<false>,
+                  grid_of(1 + norm_blocks), {threads}, 0, Params{scan, table, norms}));
 }
 
 }  // namespace gdnflow::stages::one_pass

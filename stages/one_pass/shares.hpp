@@ -50,8 +50,11 @@ struct ShareTable {
   bool skips = false;                ///< whether sequences without chunks cost nothing
 };
 
-/// The scan and the table, in one launch of one block. `scan.starts` and `scan.chunk_offsets` are
-/// asked for.
-Step share_step(const SequenceScan& scan, const ShareTable& table);
+struct NormTable;
+
+/// The scan and the table, in one launch, by one block; by `norm_blocks` beside it the norms, where
+/// they are asked for. `scan.starts` and `scan.chunk_offsets` are asked for.
+Step share_step(const SequenceScan& scan, const ShareTable& table, const NormTable& norms,
+                std::int64_t norm_blocks);
 
 }  // namespace gdnflow::stages::one_pass

@@ -15,14 +15,14 @@
 //   producers, a warp     q k v by TMA, prefix sums of g and their factors, into a ring of three
 //   another               O by TMA, from where the state groups leave it
 //   another               jobs
-//   another               where q and k are to be normalised, their rows' norms, by which it scales
-//                         the factors: neither q nor k changes
 //   preparing group       Q K^T and K K^T on WGMMA, gates: P, L and N's halves; A_1 and A_2 by two
 //                         warps each, in fp32 (pair_tril_inverse.cuh); a chunk ahead
 //   two state groups      64 value columns each: K S -> R -> V'_1 -> V'_2 -> S, and Q S + P V'
 //
 // Two state groups keep the tensor cores busy for each other while one rounds and scales: nothing
 // of S or V' goes through shared memory, and neither waits for the other.
+//
+// Where q and k are to be normalised, their norms are factors beside those of the gates.
 //
 // Blocks stay: each takes its share of all chunks (shares.cu) as jobs that a producer warp makes
 // out (schedule.cuh), and the rings go on from one to the next.
@@ -91,13 +91,8 @@ struct Shared {
   // exp(gc_b - gc) by token, b the last one of its block of 16
   float to_block_end[Shape::key_stages][rows];
   device::PairTrilInverse::Storage inverse[2];  // of A_1 and A_2
-  // Of q and k that are to be normalised. With r_q and r_k the inverses of a token's norms:
-  struct Norms {
-    float log2_column[rows];  // gc - log2 r_k
-    float query[rows];        // scale r_q / r_k
-  } norms[Shape::pair_stages];
+  Norms norms[Shape::key_stages];
   Barrier full_keys[Shape::key_stages], empty_keys[Shape::key_stages];
-  Barrier normed[Shape::pair_stages];  // norms, and factors scaled by them
   Barrier scored[Shape::pair_stages];  // P is there,
   Barrier solved[Shape::pair_stages];  // A is,
   Barrier used[Shape::pair_stages];    // and both may be overwritten
@@ -122,7 +117,6 @@ __device__ __forceinline__ Slot slot_of(int i) {
 }
 
 // Every thread of a group arrives: racecheck follows no less.
-template <bool Norm>
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   constexpr int readers = Shape::groups * group_threads;
   for (int i = 0; i < Shape::key_stages; ++i) {
@@ -130,7 +124,6 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.empty_keys[i].init(readers + group_threads);
   }
   for (int i = 0; i < Shape::pair_stages; ++i) {
-    shared.normed[i].init(32);
     shared.scored[i].init(group_threads);
     shared.solved[i].init(group_threads);
     shared.used[i].init(readers);
@@ -140,7 +133,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.stored[i].init(32);
   }
   shared.loaded_keys.init(1);
-  shared.ring.init(32 + 32 + (Norm ? 32 : 0) + group_threads + readers);
+  shared.ring.init(32 + 32 + group_threads + readers);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -213,12 +206,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       return;
     }
     float log2_growth = 0.0F;
-    // In front of the share; from shared memory, where there is no register to keep the number in.
-    const auto in_lead = [&](int left) {
-      const Job* job = &w;
-      if constexpr (Norm) asm volatile("" : "+l"(job));
-      return left > job->chunks - job->lead;
-    };
+    const int behind_lead = w.chunks - w.lead;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
     if (w.fresh) {
       shared.full_keys[slot.index].wait(slot.phase);
@@ -244,24 +232,21 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       };
       const Gates& gates = shared.gates[slot.index];
       const auto& to_block_end = shared.to_block_end[slot.index];
-      const auto& norms = shared.norms[pair.index];
-      if constexpr (Norm) shared.normed[pair.index].wait(pair.phase);
-      float gc_row[2];  // and log2 r_k
-      float scale[2];   // of scores
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int token = 16 * warp + row + 8 * h;
-        gc_row[h] = gates.log2_gamma[token];
-        scale[h] = p.scale;
-        if constexpr (Norm) {
-          gc_row[h] += gc_row[h] - norms.log2_column[token];
-          scale[h] = norms.query[token];
-        }
-      }
+      const auto& norms = shared.norms[slot.index];
+      const float gc_row[2] = {gates.log2_gamma[16 * warp + row],
+                               gates.log2_gamma[16 * warp + row + 8]};
       // beta of this thread's rows: halves of pairs.
       const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
-      const float minus_beta[2] = {-betas[0], -betas[4 * 4]};
-      if (in_lead(left)) log2_growth += log2_growth_of<Norm>(gram, gates, warp);
+      float minus_beta[2] = {-betas[0], -betas[4 * 4]};
+      if constexpr (Norm) {
+        // By r_k of the row; that of the column is in its decay.
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          minus_beta[h] *=
+              device::exp2_approximate(gc_row[h] - norms.log2_column[16 * warp + row + 8 * h]);
+        }
+      }
+      if (left > behind_lead) log2_growth += log2_growth_of<Norm>(gram, gates, warp);
       shared.used[pair.index].wait(pair.phase ^ 1);
       const std::uint32_t a = device::shared_address(shared.pairs[pair.index].a);
       const std::uint32_t weights = device::shared_address(shared.pairs[pair.index].p);
@@ -294,11 +279,11 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
                 const float decay = device::exp2_approximate(gc_row[h] - of_column);
                 // By selection: what is masked may be anything, a NaN included.
                 weight.x[part][e] = 8 * part + column + c <= row + 8 * h
-                                        ? scale[h] * scores[4 * j + e] * decay
+                                        ? p.scale * scores[4 * j + e] * decay
                                         : 0.0F;
                 n.x[part][e] = minus_beta[h] * gram[4 * j + e] * decay;
               } else {
-                weight.x[part][e] = scale[h] * from_end[h] * (scores[4 * j + e] * of_column);
+                weight.x[part][e] = p.scale * from_end[h] * (scores[4 * j + e] * of_column);
                 n.x[part][e] = minus_beta[h] * from_end[h] * (gram[4 * j + e] * of_column);
               }
             }
@@ -353,98 +338,6 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     }
   };
   for_each_job(shared.ring, walk);
-}
-
-// Norms of the rows of q and k, and by them the factors of the gates; by a warp, whose registers
-// are few.
-template <class Element>
-__device__ void find_norms(const WholeParams& p, Shared& shared) {
-  // By 16 rows of a tile: four at a time, eight lanes a row, in fp32. Not by products, which wait
-  // for those of the other warps.
-  const auto in_tile = static_cast<std::uint32_t>(kept(static_cast<int>(threadIdx.x % 32 * 16)));
-  const auto sum_squares = [&](std::uint32_t tile, std::uint32_t sums) {
-    const std::uint32_t end = sums + rows * sizeof(float);
-#pragma unroll 1
-    for (; sums != end; sums += 16 * sizeof(float), tile += 16 * 128) {
-      float sum[4];
-#pragma unroll
-      for (int group = 0; group < 4; ++group) {
-        sum[group] = 0.0F;
-#pragma unroll
-        for (int panel = 0; panel < 2; ++panel) {
-          std::uint32_t x[4];
-          // Where in its row a column lies does not matter.
-          asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                       : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                       : "r"(tile + in_tile + group * 4 * 128 + panel * panel_bytes));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float2 pair = device::unpack<Element>(x[e]);
-            sum[group] += pair.x * pair.x;
-            sum[group] += pair.y * pair.y;
-          }
-        }
-      }
-      // A lane that begins with four rows' parts ends with one row's sum.
-      const auto fold = [&](float& low, float high, int step) {
-        const bool upper = (threadIdx.x & step) != 0;
-        const float sent = upper ? low : high;
-        low = (upper ? high : low) + __shfl_xor_sync(~0U, sent, step);
-      };
-      fold(sum[0], sum[2], 4);
-      fold(sum[1], sum[3], 4);
-      fold(sum[0], sum[1], 2);
-      sum[0] += __shfl_xor_sync(~0U, sum[0], 1);
-      const auto lane = static_cast<std::uint32_t>(threadIdx.x % 32);
-      const std::uint32_t row = (lane / 2 % 2 + lane / 4 % 2 * 2) * 4 + lane / 8;
-      asm volatile("st.shared.f32 [%0], %1;" ::"r"(sums + row * 4), "f"(sum[0]) : "memory");
-    }
-  };
-  const auto scale_factors = [&](Shared::Norms& norms, Gates& gates, float* to_block_end) {
-    const auto token = static_cast<int>(threadIdx.x % 32 * 2);
-    float of_key[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float key = norms.log2_column[token + h] + qk_norm::epsilon;
-      const float query = rsqrtf(norms.query[token + h] + qk_norm::epsilon);
-      of_key[h] = rsqrtf(key);
-      norms.log2_column[token + h] = gates.log2_gamma[token + h] + 0.5F * __log2f(key);
-      norms.query[token + h] = p.scale * query * (key * of_key[h]);
-      gates.query[token + h] *= query;
-      to_block_end[token + h] *= of_key[h];
-    }
-    gates.residual[token / 2].x *= of_key[0];
-    gates.residual[token / 2].y *= of_key[1];
-    gates.decay[token / 2].x *= of_key[0];
-    gates.decay[token / 2].y *= of_key[1];
-  };
-  int i = 0;  // chunks of this block so far; addresses are made anew from it
-  const auto again = [&] {
-    asm volatile("" : "+r"(i));
-    return i;
-  };
-  for_each_job(shared.ring, [&](const Job& w) {
-#pragma unroll 1
-    for (int left = w.chunks; left > 0; --left, ++i) {
-      {
-        const Slot slot = slot_of<Shape::key_stages>(i);
-        const Slot pair = slot_of<Shape::pair_stages>(i);
-        shared.full_keys[slot.index].wait(slot.phase);
-        shared.scored[pair.index].wait(pair.phase ^ 1);
-      }
-      if (w.kind != Job::link) {
-        sum_squares(device::shared_address(shared.keys[again() % Shape::key_stages].k),
-                    device::shared_address(shared.norms[i % Shape::pair_stages].log2_column));
-        sum_squares(device::shared_address(shared.queries[again() % Shape::key_stages].q),
-                    device::shared_address(shared.norms[i % Shape::pair_stages].query));
-        __syncwarp();
-        const int stage = again() % Shape::key_stages;
-        scale_factors(shared.norms[i % Shape::pair_stages], shared.gates[stage],
-                      shared.to_block_end[stage]);
-      }
-      shared.normed[again() % Shape::pair_stages].arrive();
-    }
-  });
 }
 
 // Stores what the state groups leave in shared memory, by a warp. The first that they leave is that
@@ -870,11 +763,8 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       load_value_step(residual[0], v);
       load_value_step(residual[1], v + 2048);
       float4 factor[held];
-      const auto first_factors = [&] {
 #pragma unroll
-        for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
-      };
-      if constexpr (!Norm) first_factors();
+      for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
       const auto next_factors = [&](int step) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -884,7 +774,6 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
       };
       shared.solved[pair.index].wait(pair.phase);
-      if constexpr (Norm) first_factors();  // norms have scaled them
       device::wgmma_wait<1>();
       device::hold(ks);
 
@@ -979,15 +868,18 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
                                       device::descriptor_at(a, 4096 + 64 + step * 32), step > 0);
       }
       device::wgmma_commit();
+      const auto scale_tokens = [&](Accumulators& x, const float(&factors)[rows]) {
 #pragma unroll
-      for (int j = 0; j < rows / 8; ++j) {
-        const float2 x = *reinterpret_cast<const float2*>(&gates.query[8 * j + 2 * quad]);
+        for (int j = 0; j < rows / 8; ++j) {
+          const float2 f = *reinterpret_cast<const float2*>(&factors[8 * j + 2 * quad]);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          o[4 * j + 2 * h] *= x.x;
-          o[4 * j + 2 * h + 1] *= x.y;
+          for (int h = 0; h < 2; ++h) {
+            x[4 * j + 2 * h] *= f.x;
+            x[4 * j + 2 * h + 1] *= f.y;
+          }
         }
-      }
+      };
+      scale_tokens(o, gates.query);
       {
         int number = i;
         asm volatile("" : "+r"(number));
@@ -1016,6 +908,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       device::wgmma_wait<1>();
       device::hold(o);
       shared.used[pair.index].arrive();
+      if constexpr (Norm) {
+        int number = i;
+        asm volatile("" : "+r"(number));
+        scale_tokens(o, shared.norms[number % Shape::key_stages].query);
+      }
 #pragma unroll
       for (int step = 0; step < steps_of_rows; ++step)
         pack_step<Element>(rounded[step], &o[8 * step]);
@@ -1025,7 +922,13 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       shared.empty_keys[slot.index].arrive();
       if constexpr (Checkpoints) {
         const int number = i - w.number;
-        if (number >= w.lead) store_checkpoint(p, w, number, state_column(), state);
+        if (number >= w.lead) {
+          const device::Chunk chunk{w.sequence, 0, 0,
+                                    w.first_number + (w.first_chunk - w.first) + number};
+          store_typed_state(p.state.checkpoints,
+                            checkpoint_row(p.state, p.checkpoint_offsets, chunk, w.first_number), w,
+                            state_column(), state);
+        }
       }
     }
     if (w.flush) {
@@ -1052,7 +955,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    init_barriers<Norm>(shared);
+    init_barriers(shared);
     init_rehearsal(shared.ring);
     device::fence_barrier_init();
   }
@@ -1075,7 +978,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
             device::prefetch_state(p.state.initial, p.state.initial_row(w.sequence), w.head, dim,
                                    state_elements);
           }
-          produce_keys<Shape>(p, w, shared, slot);
+          produce_keys<Shape, Norm>(p, w, shared, slot);
         } else if (w.kind == Job::link) {
           produce_transfer(p, shared, slot);
         } else if (w.kind == Job::rehearse) {
@@ -1089,8 +992,6 @@ __global__ void __launch_bounds__(Shape::threads, 1)
       store_outputs<Element>(p, shared);
     } else if (threadIdx.x < 96) {
       Scheduler(p, shared.ring).run();
-    } else if constexpr (Norm) {
-      find_norms<Element>(p, shared);
     }
   } else if (group == 1) {
     device::give_registers<Shape::preparing_registers>();
@@ -1103,7 +1004,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
 
 }  // namespace
 
-void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
+void whole_head(const WholeParams& params, const Problem& problem, std::int64_t blocks,
                 StepList& out) {
   const auto add = [&]<class Element, bool Checkpoints, bool Norm>() {
     Step step = kernel_step("one_pass", whole_head_kernel<Element, Checkpoints, Norm>,
@@ -1117,7 +1018,7 @@ void whole_head(const WholeParams& params, const Problem& problem, bool norm, st
   };
   if (problem.activation == DType::f16) {
     add_for.template operator()<__half, false>();
-  } else if (norm) {
+  } else if (params.norms != nullptr) {
     add_for.template operator()<__nv_bfloat16, true>();
   } else {
     add_for.template operator()<__nv_bfloat16, false>();
