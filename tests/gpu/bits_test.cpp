@@ -55,7 +55,8 @@ Kernel kernel_of(std::string_view recipe) {
   return {};
 }
 
-/// Every recipe, with every value of each option of the kernel that it is named after.
+/// Every recipe, with every value of each option of the kernel that it is named after, but for the
+/// lengths up to which sequences are short.
 std::vector<Form> all_forms() {
   std::vector<Form> forms;
   for (const Recipe& recipe : recipes()) {
@@ -70,6 +71,7 @@ std::vector<Form> all_forms() {
       std::vector<Options> longer;
       for (const Options& choice : choices) {
         for (const std::int64_t value : spec.allowed) {
+          if (spec.name == "short" && value != spec.default_value) continue;
           longer.push_back(choice);
           longer.back().emplace_back(spec.name, value);
         }
@@ -92,11 +94,13 @@ struct Shape {
   DType activation = DType::bf16;
   bool initial_state = true;
   float state_factor = 1.0F;
+  bool qk_norm = false;
 
   std::string text() const {
-    return fmt::format("{} tokens, {}/{} heads of {}, {}, {}{}", fmt::join(lengths, "+"), qk_heads,
-                       v_heads, dim, to_string(activation), to_string(distribution),
-                       initial_state ? fmt::format(", state x {}", state_factor) : "");
+    return fmt::format("{} tokens, {}/{} heads of {}, {}, {}{}{}", fmt::join(lengths, "+"),
+                       qk_heads, v_heads, dim, to_string(activation), to_string(distribution),
+                       initial_state ? fmt::format(", state x {}", state_factor) : "",
+                       qk_norm ? ", qk norm" : "");
   }
 
   Externals externals() const {
@@ -106,6 +110,7 @@ struct Shape {
     p.qk_dim = p.v_dim = dim;
     p.activation = activation;
     p.initial_state = initial_state;
+    p.qk_norm = qk_norm;
     Externals x(p, {offsets_of(lengths).back() + 5, std::ssize(lengths) + 1}, lengths,
                 distribution);
     if (initial_state) scale<float>(x["initial_state"], state_factor);
@@ -114,7 +119,8 @@ struct Shape {
 };
 
 /// Short, packed, with tails; of those for segments one each that is cut, kept whole, and cut at
-/// first and then computed again.
+/// first and then computed again; normalised; and so many sequences of heads that some go token by
+/// token.
 std::vector<Shape> all_shapes() {
   return {
       {{1}, 1, 1},
@@ -125,6 +131,8 @@ std::vector<Shape> all_shapes() {
       {{700, 40, 1300}, 2, 4},
       {{1025}, 1, 2, Distribution::no_decay},
       {{1025}, 1, 2, Distribution::random_decay, 128, DType::bf16, true, 1e15F},
+      {{192, 100, 1}, 4, 8, Distribution::random_decay, 128, DType::bf16, true, 1.0F, true},
+      {{3, 9, 1, 8, 30, 7, 0, 2, 8, 8, 64, 1, 4, 6, 8, 2, 3}, 16, 64},
   };
 }
 
