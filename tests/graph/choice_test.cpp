@@ -48,6 +48,15 @@ Support only_hopper(const VariantQuery& query) {
   return query.problem.v_dim == 128 ? Support::yes() : Support::no("expected head dimension 128");
 }
 
+Support only_hopper_and_whole_norms(const VariantQuery& query) {
+  if (option_or(query.options, "qk_norm", 0) != 0 &&
+      (option_or(query.options, "value_tile", 0) != 128 ||
+       query.problem.activation != DType::bf16)) {
+    return Support::no("qk_norm: expected value_tile 128 and bf16");
+  }
+  return only_hopper(query);
+}
+
 Support tile_fits(const VariantQuery& query) {
   const std::int64_t tile = option_or(query.options, "value_tile", 0);
   return tile <= query.problem.v_dim ? Support::yes() : Support::no("value_tile: too wide");
@@ -65,10 +74,16 @@ Registry stand_ins(std::string_view left_out = "") {
       if (id == left_out) return;
       Variant variant = idle_variant(std::move(id), DeviceType::cuda);
       variant.working_type = host.working_type;
+      if (stage.name == "qk_norm") {
+        variant.working_type = [](const Problem& p, std::string_view) { return p.activation; };
+      }
       variant.supports = supports;
       if (!tiles.empty()) variant.options = {{"value_tile", "columns", tiles.front(), tiles}};
       if (variant.id == "register-state" || variant.id == "one-pass") {
         variant.options.push_back({"segments", "whether sequences are cut", 1, {0, 1}});
+      }
+      if (variant.id == "one-pass") {
+        variant.options.push_back({"qk_norm", "whether q and k are normalised", 0, {0, 1}});
       }
       copy.variants.push_back(std::move(variant));
     };
@@ -79,7 +94,7 @@ Registry stand_ins(std::string_view left_out = "") {
       add("fused-128", tile_fits, {0, 64, 128});
       add("fused-64", tile_fits, {64});
     } else if (copy.name == "one_pass") {
-      add("one-pass", only_hopper, {0, 64, 128});
+      add("one-pass", only_hopper_and_whole_norms, {0, 64, 128});
       add("recurrent", nullptr, {});
     } else {
       add("naive", nullptr, {});
@@ -264,6 +279,47 @@ TEST_CASE("what the caller sets stays, and only the rest is chosen")
         std::string::npos);
   CHECK(chosen(with("one_pass", "one-pass:segments=0")) == tiled("one-pass", 64));
   CHECK(choice_of(problem, capacity, h200(), {{"wu", {"none", {}}}}).chosen() == nullptr);
+}
+
+TEST_CASE("q and k are normalised by the kernel where it can, unless it is asked not to")
+{
+  static const Registry registry = stand_ins();
+  const Capacity capacity{8192, 1};
+  const auto has_stage = [&](const Problem& problem, const std::string& recipe,
+                             const VariantOverrides& overrides) {
+    const Pipeline pipeline = make_pipeline(recipe, problem, capacity, h200(), overrides, registry);
+    return pipeline.node_index("qk_norm") >= 0;
+  };
+  const auto one_pass = [](const std::string& options) {
+    return VariantOverrides{{"one_pass", parse_variant_choice("one-pass:" + options)}};
+  };
+  const Problem plain = heads(16, 64);
+  Problem problem = plain;
+  problem.qk_norm = true;
+  CHECK_FALSE(has_stage(problem, "one-pass", one_pass("value_tile=128")));
+  CHECK_FALSE(has_stage(plain, "one-pass", one_pass("value_tile=128")));
+  CHECK(has_stage(problem, "one-pass", one_pass("value_tile=64")));
+  CHECK(has_stage(problem, "one-pass", one_pass("value_tile=128,qk_norm=0")));
+  CHECK(has_stage(problem, "register-state", {}));
+  VariantOverrides both = one_pass("value_tile=128");
+  both["qk_norm"] = {"naive", {}};
+  CHECK(has_stage(problem, "one-pass", both));
+  Problem half = problem;
+  half.activation = DType::f16;
+  CHECK(has_stage(half, "one-pass", one_pass("value_tile=128")));
+  const Pipeline pipeline =
+      make_pipeline("one-pass", problem, capacity, h200(), one_pass("value_tile=128"), registry);
+  CHECK(option_or(pipeline.nodes()[pipeline.node_index("one_pass")].options, "qk_norm", 0) == 1);
+
+  // What does without the stage is not charged for it.
+  const Choice without = choice_of(plain, capacity);
+  const Choice with = choice_of(problem, capacity);
+  CHECK(*find(with, tiled("one-pass", 128)).predicted_us ==
+        *find(without, tiled("one-pass", 128)).predicted_us);
+  CHECK(*find(with, tiled("one-pass", 64)).predicted_us >
+        *find(without, tiled("one-pass", 64)).predicted_us + 40);
+  CHECK(chosen(with) == tiled("one-pass", 128));
+  CHECK_FALSE(has_stage(problem, "auto", {}));
 }
 
 TEST_CASE("shorter sequences than any measured get the shortest one's time, as a bound")
