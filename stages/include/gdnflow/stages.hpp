@@ -79,5 +79,6 @@
 ///   fused_prefill   q, k, v, g_cumsum, beta, A, states -> o, final_state, checkpoints; with
 ///                   segments, where a variant makes use of them
 ///   one_pass        q, k, v, g, beta, cu_seqlens, prefix_lens, states -> o, final_state,
-///                   checkpoints; by tokens or by chunks
+///                   checkpoints; by tokens or by chunks. A variant with an option `qk_norm` set
+///                   to 1 normalises q and k itself, as qk_norm does, and without rounding them
 ///   zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero
