@@ -154,8 +154,8 @@ struct Gates {
 // Where q and k are to be normalised, the inverses of a token's norms: what the factors above,
 // those of keys then scaled by r_k, leave open.
 struct Norms {
-  float log2_column[rows];  // gc - log2 r_k
-  float query[rows];        // r_q
+  float key[rows];    // r_k
+  float query[rows];  // r_q
 };
 
 // What a block works on.
@@ -419,8 +419,7 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
     if constexpr (Norm) {
       of_key = {key_norms[0], key_norms[1]};
       auto& open = shared.norms[slot.index];
-      *reinterpret_cast<float2*>(&open.log2_column[2 * lane]) = {log2_gamma[0] - __log2f(of_key.x),
-                                                                 log2_gamma[1] - __log2f(of_key.y)};
+      *reinterpret_cast<float2*>(&open.key[2 * lane]) = of_key;
       *reinterpret_cast<float2*>(&open.query[2 * lane]) = {norms_of(0)->x, norms_of(1)->x};
     }
     gates.residual[lane] = {beta[0] * gamma.x * of_key.x, beta[1] * gamma.y * of_key.y, beta[0],

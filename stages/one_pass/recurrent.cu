@@ -54,7 +54,7 @@ struct Shape {
   static constexpr int tiles = D / block_columns;
   static constexpr int tokens = 16;  // in shared memory at a time
   // Blocks a multiprocessor, at least.
-  static constexpr int resident = 4 * groups * Columns == 64 ? 6 : 3;
+  static constexpr int resident = 3;
   static_assert(D % (4 * Lanes) == 0 && D % block_columns == 0 && block_columns % 8 == 0);
   static_assert(Columns == 1 || Columns == 2 || Columns == 4);
 };
@@ -301,8 +301,8 @@ struct StatePart {
 
   __device__ __forceinline__ void store(const device::StatePool& pool, bool vectors,
                                         std::int64_t to, const Place& place) {
+    settle();  // whoever stores it or not, so that bits do not depend on it
     if (to < 0) return;
-    settle();
     with_matrix(pool, to, place.head, [&](auto* data) {
       for_each_run(data, pool, vectors, place,
                    [&]<int Count, bool Vectors>(float(&x)[Count], auto* at) {
@@ -327,9 +327,15 @@ struct StatePart {
   /// One token, of whose v and o `v` has this thread's columns.
   __device__ __forceinline__ void step(const float* q, const float* k, float* v, float alpha,
                                        float beta, float scale) {
-    fade *= alpha;
-    // Far from one, or a NaN.
-    if (!(fade > 0x1p-40F && fade < 0x1p40F)) settle();
+    const float faded = fade * alpha;
+    if (faded > 0x1p-40F && faded < 0x1p40F) {
+      fade = faded;
+    } else {
+      // Far from one, or a NaN: alpha may be too much for the factor and yet not for the state.
+      settle();
+      fade = alpha;
+      settle();
+    }
     float recalled[S::columns] = {};
     float seen[S::columns] = {};
     float product = 0.0F;

@@ -239,12 +239,8 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
       float minus_beta[2] = {-betas[0], -betas[4 * 4]};
       if constexpr (Norm) {
-        // By r_k of the row; that of the column is in its decay.
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          minus_beta[h] *=
-              device::exp2_approximate(gc_row[h] - norms.log2_column[16 * warp + row + 8 * h]);
-        }
+        for (int h = 0; h < 2; ++h) minus_beta[h] *= norms.key[16 * warp + row + 8 * h];
       }
       if (left > behind_lead) log2_growth += log2_growth_of<Norm>(gram, gates, warp);
       shared.used[pair.index].wait(pair.phase ^ 1);
@@ -266,9 +262,13 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           const int j = 2 * block + part;
-          const auto& diagonal = Norm ? norms.log2_column : gates.log2_gamma;
           const float2 of_columns = *reinterpret_cast<const float2*>(
-              &(Diagonal ? diagonal : to_block_end)[8 * j + column]);
+              &(Diagonal ? gates.log2_gamma : to_block_end)[8 * j + column]);
+          // r_k, which `to_block_end` has in it.
+          float2 keys = {1.0F, 1.0F};
+          if constexpr (Norm && Diagonal) {
+            keys = *reinterpret_cast<const float2*>(&norms.key[8 * j + column]);
+          }
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -276,7 +276,8 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
               const int e = 2 * h + c;
               const float of_column = c == 0 ? of_columns.x : of_columns.y;
               if constexpr (Diagonal) {
-                const float decay = device::exp2_approximate(gc_row[h] - of_column);
+                const float decay =
+                    device::exp2_approximate(gc_row[h] - of_column) * (c == 0 ? keys.x : keys.y);
                 // By selection: what is masked may be anything, a NaN included.
                 weight.x[part][e] = 8 * part + column + c <= row + 8 * h
                                         ? p.scale * scores[4 * j + e] * decay

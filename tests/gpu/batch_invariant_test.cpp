@@ -89,7 +89,8 @@ TEST_CASE("in batch_invariant mode a sequence's bits depend on the sequence alon
 {
   GDNFLOW_REQUIRE_GPU();
   const std::vector<std::int64_t> lengths{700, 64, 3001, 1, 0, 1500};
-  for (const char* const recipe : {"auto", "register-state", "warp-specialized", "fused-128x512"}) {
+  for (const char* const recipe :
+       {"auto", "register-state", "warp-specialized", "fused-128x512", "recurrent"}) {
     const Problem whole = problem_of(2, 8, 0);
     const Capacity capacity{offsets_of(lengths).back() + 5, std::ssize(lengths) + 1};
     if (!can_make_pipeline(recipe, whole, capacity, device_info(gpu))) continue;
@@ -121,6 +122,35 @@ TEST_CASE("in batch_invariant mode a sequence's bits depend on the sequence alon
         }
       }
     }
+  }
+}
+
+TEST_CASE("in batch_invariant mode bits do not depend on which checkpoints are kept")
+{
+  GDNFLOW_REQUIRE_GPU();
+  Problem p = problem_of(2, 4, 0);
+  p.checkpoint_interval = 64;
+  p.checkpoint_state_indices = true;
+  for (const char* const recipe : {"auto", "register-state", "recurrent"}) {
+    CAPTURE(recipe);
+    const Capacity capacity{160, 1};
+    if (!can_make_pipeline(recipe, p, capacity, device_info(gpu))) continue;
+    const auto results_with = [&](std::int32_t first, std::int32_t second) {
+      Externals x(p, capacity, {150});
+      x.tensors()["checkpoints"] = HostTensor(p.state, {2, p.v_heads, p.qk_dim, p.v_dim});
+      HostTensor indices(DType::i32, {2});
+      indices.as<std::int32_t>()[0] = first;
+      indices.as<std::int32_t>()[1] = second;
+      x.tensors()["checkpoint_state_indices"] = std::move(indices);
+      const Externals results = run(recipe, x);
+      std::vector<char> bytes = part(results.tensors().at("o"), 0, 150, 0, p.v_heads);
+      const std::vector<char> state = part(results.tensors().at("final_state"), 0, 1, 0, p.v_heads);
+      bytes.insert(bytes.end(), state.begin(), state.end());
+      return bytes;
+    };
+    const std::vector<char> kept = results_with(0, 1);
+    CHECK(results_with(-1, -1) == kept);
+    CHECK(results_with(1, -1) == kept);
   }
 }
 
