@@ -313,6 +313,7 @@ struct StatePart {
 
   /// fade becomes one.
   __device__ __forceinline__ void settle() {
+    if (fade == 1.0F) return;
 #pragma unroll
     for (int c = 0; c < S::columns; ++c) {
 #pragma unroll
