@@ -21,7 +21,7 @@ struct NormTable {
 
   device::Rows<const __nv_bfloat16> q;  // [T, Hqk, 128]
   device::Rows<const __nv_bfloat16> k;  // [T, Hqk, 128]
-  float2* norms = nullptr;              // [T, Hqk]: 1 / |q| and 1 / |k|; null: not asked for
+  float2* norms = nullptr;              // [T, Hqk]: 1 / |q| and 1 / |k|
   std::int64_t count = 0;               // of the tokens that there are, times Hqk
   std::int32_t heads = 0;               // Hqk
 

@@ -237,7 +237,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
   params.norms = normalizer.table.norms;
   out.push_back(share_step(scan, table, normalizer.table, normalizer.blocks));
   if (scan.most_unchunked > 0) add_recurrence(call, scan, scan.most_unchunked, out);
-  whole_head(params, call.problem, table.blocks, out);
+  whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
 
 Step share_step(const SequenceScan& scan, const ShareTable& table, const NormTable& norms,
                 std::int64_t norm_blocks) {
-  const bool with_norms = norms.norms != nullptr;
+  const bool with_norms = norm_blocks > 0;
   return programmatic(
       kernel_step("one_pass shares", with_norms ? share_kernel<true> : share_kernel<false>,
                   grid_of(1 + norm_blocks), {threads}, 0, Params{scan, table, norms}));

@@ -52,8 +52,8 @@ struct ShareTable {
 
 struct NormTable;
 
-/// The scan and the table, in one launch, by one block; by `norm_blocks` beside it the norms, where
-/// they are asked for. `scan.starts` and `scan.chunk_offsets` are asked for.
+/// The scan and the table, in one launch, by one block; by `norm_blocks` beside it the norms, if
+/// any. `scan.starts` and `scan.chunk_offsets` are asked for.
 Step share_step(const SequenceScan& scan, const ShareTable& table, const NormTable& norms,
                 std::int64_t norm_blocks);
 

@@ -1005,7 +1005,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
 
 }  // namespace
 
-void whole_head(const WholeParams& params, const Problem& problem, std::int64_t blocks,
+void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
                 StepList& out) {
   const auto add = [&]<class Element, bool Checkpoints, bool Norm>() {
     Step step = kernel_step("one_pass", whole_head_kernel<Element, Checkpoints, Norm>,
@@ -1019,7 +1019,7 @@ void whole_head(const WholeParams& params, const Problem& problem, std::int64_t 
   };
   if (problem.activation == DType::f16) {
     add_for.template operator()<__half, false>();
-  } else if (params.norms != nullptr) {
+  } else if (norm) {
     add_for.template operator()<__nv_bfloat16, true>();
   } else {
     add_for.template operator()<__nv_bfloat16, false>();
