@@ -103,12 +103,6 @@ double norm_us(const Problem& problem, const Capacity& capacity) {
   return launch + 2 * elements * static_cast<double>(size_of(problem.activation)) / bytes_per_us;
 }
 
-/// Whether a pipeline has a stage of this name.
-bool has_stage(const Pipeline& pipeline, std::string_view stage) {
-  return std::any_of(pipeline.nodes().begin(), pipeline.nodes().end(),
-                     [&](const Node& node) { return node.stage.name == stage; });
-}
-
 std::string basis_of(const Problem& problem, const DeviceInfo& device, const CostTable* table) {
   if (problem.mode == Mode::batch_invariant) {
     return "none in batch_invariant mode: the first that can run is taken, whatever the capacity";
@@ -179,9 +173,9 @@ Choice choose(const Problem& problem, const Capacity& capacity, const DeviceInfo
           }
           candidate.predicted_us = predicted_us(*table, form_costs, problem, capacity, device);
           // Measurements are without it, and a candidate may do without the stage.
-          if (problem.qk_norm && has_stage(make_pipeline(recipe->id, problem, capacity, device,
-                                                         candidate.overrides, registry),
-                                           "qk_norm")) {
+          if (problem.qk_norm &&
+              make_pipeline(recipe->id, problem, capacity, device, candidate.overrides, registry)
+                      .node_index("qk_norm") >= 0) {
             *candidate.predicted_us += norm_us(problem, capacity);
           }
           candidate.bound = capacity.max_tokens < costs->least_tokens * capacity.max_sequences;

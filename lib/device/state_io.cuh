@@ -29,6 +29,19 @@ struct StateMatrix {
   }
 };
 
+/// f.operator()<T>() for the element type of states: once for many, rather than asked at each.
+template <class F>
+__device__ __forceinline__ void with_state_type(DType type, F&& f) {
+  switch (type) {
+    case DType::bf16:
+      return f.template operator()<__nv_bfloat16>();
+    case DType::f16:
+      return f.template operator()<__half>();
+    default:
+      return f.template operator()<float>();
+  }
+}
+
 /// A [P, Hv, r, c] tensor of states.
 struct StatePool {
   void* data = nullptr;

@@ -363,7 +363,7 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
   float beta[2];
   [[maybe_unused]] float key_norms[2];
   const auto norms_of = [&](int h) {
-    const int token = first + min(2 * static_cast<int>(threadIdx.x % 32) + h, tokens - 1);
+    const int token = first + min(2 * lane + h, tokens - 1);
     return p.norms + std::int64_t{token} * p.heads.qk + w.qk_head;
   };
   const auto fetch = [&] {
@@ -407,14 +407,11 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
       for (int h = 0; h < 2; ++h) beta[h] = 2 * lane + h <= last ? beta[h] : 0.0F;
     }
     const float gc_last = __shfl_sync(~0U, last % 2 == 0 ? g[0] : g[1], last / 2) * device::log2_e;
-    float log2_gamma[2];
-    float2 gamma;
-    float2 decay;
-    log2_gamma[0] = g[0] * device::log2_e;
-    log2_gamma[1] = g[1] * device::log2_e;
-    gamma = {device::exp2_approximate(log2_gamma[0]), device::exp2_approximate(log2_gamma[1])};
-    decay = {device::exp2_approximate(gc_last - log2_gamma[0]),
-             device::exp2_approximate(gc_last - log2_gamma[1])};
+    const float log2_gamma[2] = {g[0] * device::log2_e, g[1] * device::log2_e};
+    const float2 gamma = {device::exp2_approximate(log2_gamma[0]),
+                          device::exp2_approximate(log2_gamma[1])};
+    const float2 decay = {device::exp2_approximate(gc_last - log2_gamma[0]),
+                          device::exp2_approximate(gc_last - log2_gamma[1])};
     float2 of_key = {1.0F, 1.0F};
     if constexpr (Norm) {
       of_key = {key_norms[0], key_norms[1]};

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <variant>
 
 namespace gdnflow::stages::fused_prefill {
 namespace {
@@ -149,10 +148,9 @@ void with_form(const VariantQuery& query, F&& f) {
 
 template <class Element, int Groups, Form form>
 Step launch(const char* name, const RegisterStateParams& params, std::int64_t grid) {
-  Step step = kernel_step(name, register_state_kernel<Element, Groups, form>, grid_of(grid),
-                          {Config<Groups>::threads}, sizeof(SharedStorage<Config<Groups>>), params);
-  std::get<KernelLaunch>(step.work).programmatic = true;
-  return step;
+  return programmatic(kernel_step(name, register_state_kernel<Element, Groups, form>, grid_of(grid),
+                                  {Config<Groups>::threads}, sizeof(SharedStorage<Config<Groups>>),
+                                  params));
 }
 
 SegmentPlan segment_plan(const StageCall& call) {

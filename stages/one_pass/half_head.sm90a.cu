@@ -30,8 +30,6 @@
 #include "segments/block_plan.cuh"
 
 #include <cstdint>
-#include <utility>
-#include <variant>
 
 namespace gdnflow::stages::one_pass {
 namespace {
@@ -336,10 +334,8 @@ void half_head(const HalfParams& params, const Problem& problem, bool cut, std::
                StepList& out) {
   const std::int64_t grid = slots * problem.v_heads * splits;
   const auto add = [&]<class Element, Form form>(const char* name) {
-    Step step = kernel_step(name, half_head_kernel<Element, form>, grid_of(grid), {Shape::threads},
-                            sizeof(Shared), params);
-    std::get<KernelLaunch>(step.work).programmatic = true;
-    out.push_back(std::move(step));
+    out.push_back(programmatic(kernel_step(name, half_head_kernel<Element, form>, grid_of(grid),
+                                           {Shape::threads}, sizeof(Shared), params)));
   };
   const bool checkpoints = params.state.checkpoint_chunks > 0;
   const auto add_all = [&]<class Element>() {

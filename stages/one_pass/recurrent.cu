@@ -36,7 +36,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 namespace gdnflow::stages::one_pass {
@@ -270,14 +269,7 @@ struct StatePart {
   __device__ __forceinline__ static void with_matrix(const device::StatePool& pool,
                                                      std::int64_t pool_row, int head, F&& f) {
     const std::int64_t matrix = pool_row * pool.pool_stride + head * pool.head_stride;
-    switch (pool.dtype) {
-      case DType::bf16:
-        return f(static_cast<__nv_bfloat16*>(pool.data) + matrix);
-      case DType::f16:
-        return f(static_cast<__half*>(pool.data) + matrix);
-      default:
-        return f(static_cast<float*>(pool.data) + matrix);
-    }
+    device::with_state_type(pool.dtype, [&]<class E>() { f(static_cast<E*>(pool.data) + matrix); });
   }
 
   __device__ __forceinline__ void load(const device::StatePool& pool, bool vectors,

@@ -46,8 +46,6 @@
 
 #include <climits>
 #include <cstdint>
-#include <utility>
-#include <variant>
 
 namespace gdnflow::stages::one_pass {
 namespace {
@@ -405,19 +403,6 @@ using Half = float[rows / 4];  // 64 value columns x 32 tokens
 // States in global memory, the type asked for once a walk rather than once an element: fewer
 // instructions to fetch, for which half heads have no registers.
 
-// f.operator()<T>() for the element type of a matrix.
-template <class F>
-__device__ __forceinline__ void with_state_type(const device::StateMatrix& matrix, F&& f) {
-  switch (matrix.dtype) {
-    case DType::bf16:
-      return f.template operator()<__nv_bfloat16>();
-    case DType::f16:
-      return f.template operator()<__half>();
-    default:
-      return f.template operator()<float>();
-  }
-}
-
 __device__ __forceinline__ void load_typed_state(const device::StatePorts& ports, const Task& w,
                                                  int column, State& state) {
   const std::int64_t row = w.from_start ? ports.initial_row(w.sequence) : -1;
@@ -430,7 +415,7 @@ __device__ __forceinline__ void load_typed_state(const device::StatePorts& ports
     return;
   }
   const device::StateMatrix matrix = ports.initial.matrix(row, w.head);
-  with_state_type(matrix, [&]<class T>() {
+  device::with_state_type(matrix.dtype, [&]<class T>() {
     const T* const data = static_cast<const T*>(matrix.data);
     for_each_state_pair(matrix, state_row(), column, state,
                         [&](float& x, float& y, std::int64_t offset) {
@@ -444,7 +429,7 @@ __device__ __forceinline__ void store_typed_state(const device::StatePool& pool,
                                                   const Work& w, int column, State& state) {
   if (row < 0) return;
   const device::StateMatrix matrix = pool.matrix(row, w.head);
-  with_state_type(matrix, [&]<class T>() {
+  device::with_state_type(matrix.dtype, [&]<class T>() {
     T* const data = static_cast<T*>(matrix.data);
     for_each_state_pair(matrix, state_row(), column, state,
                         [&](float x, float y, std::int64_t offset) {
@@ -1008,10 +993,9 @@ __global__ void __launch_bounds__(Shape::threads, 1)
 void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
                 StepList& out) {
   const auto add = [&]<class Element, bool Checkpoints, bool Norm>() {
-    Step step = kernel_step("one_pass", whole_head_kernel<Element, Checkpoints, Norm>,
-                            grid_of(blocks), {Shape::threads}, sizeof(Shared), params);
-    std::get<KernelLaunch>(step.work).programmatic = true;
-    out.push_back(std::move(step));
+    out.push_back(
+        programmatic(kernel_step("one_pass", whole_head_kernel<Element, Checkpoints, Norm>,
+                                 grid_of(blocks), {Shape::threads}, sizeof(Shared), params)));
   };
   const auto add_for = [&]<class Element, bool Norm>() {
     params.state.checkpoint_chunks > 0 ? add.template operator()<Element, true, Norm>()
