@@ -74,6 +74,9 @@ void describe(po::options_description& options) {
   add_variant_option(options);
   add_sweep_options(options);
   add_problem_options(options);
+  options.add_options()("raw-gates", po::bool_switch(),
+                        "a, A_log, dt_bias and b in place of log decay and beta, as layers hand "
+                        "them over");
   options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
                         "of the inputs")(
       "seconds", po::value<double>()->default_value(0.2, "0.2")->value_name("X"),
@@ -331,6 +334,10 @@ Prepared prepare(const Case& original, const po::variables_map& arguments, const
   }
   Problem& p = prepared.problem;
   apply_problem_options(arguments, info.device, p);
+  if (flag(arguments, "raw-gates")) {
+    p.gate = GateForm::raw;
+    p.beta = BetaForm::logit;
+  }
   constexpr std::int64_t most_dim = 1 << 20;
   p.qk_dim = p.v_dim =
       static_cast<std::int32_t>(std::min(count(arguments, "head-dim", 1), most_dim));
@@ -360,8 +367,9 @@ Prepared prepare(const Case& original, const po::variables_map& arguments, const
 
 std::string problem_text(const Prepared& prepared) {
   const Problem& p = prepared.problem;
-  return fmt::format("{}, head dim {}, state {} {}{}", to_string(p.activation), p.qk_dim,
-                     to_string(p.state), to_string(p.state_layout), p.qk_norm ? ", qk norm" : "");
+  return fmt::format("{}, head dim {}, state {} {}{}{}", to_string(p.activation), p.qk_dim,
+                     to_string(p.state), to_string(p.state_layout), p.qk_norm ? ", qk norm" : "",
+                     p.gate == GateForm::raw ? ", raw gates" : "");
 }
 
 Report measure_all(const po::variables_map& arguments) {

@@ -31,6 +31,18 @@ inline Port g_cumsum() { return in("g_cumsum", TypeRule::f32, {"T", "Hv"}); }
 inline Port a_matrix() { return in("A", TypeRule::working, {"T", "Hv", "C"}); }
 inline Port o() { return out("o", TypeRule::activation, {"T", "Hv", "Dv"}); }
 
+/// Gates and beta as a caller hands them over; each form takes its own.
+inline std::vector<Port> gate_ports() {
+  return {
+      optional(in("g", TypeRule::f32, {"T", "Hv"})),
+      optional(in("a", TypeRule::activation, {"T", "Hv"})),
+      optional(in("a_log", TypeRule::f32, {"Hv"})),
+      optional(in("dt_bias", TypeRule::f32, {"Hv"})),
+      optional(in("beta", TypeRule::f32, {"T", "Hv"})),
+      optional(in("b", TypeRule::activation, {"T", "Hv"})),
+  };
+}
+
 /// The chunk table as every stage behind chunk_index reads it.
 inline std::vector<Port> chunk_ports() {
   return {in("chunk_table", TypeRule::i32, {"NC", 4}), in("chunk_offsets", TypeRule::i32, {"N+1"}),

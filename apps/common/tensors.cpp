@@ -2,6 +2,8 @@
 
 #include <gdnflow/error.hpp>
 
+#include "common/raw_gates.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -158,8 +160,12 @@ OracleInputs Workload::oracle_inputs() const {
   inputs.q = first_rows(view("q"), tokens());
   inputs.k = first_rows(view("k"), tokens());
   inputs.v = first_rows(view("v"), tokens());
-  inputs.g = first_rows(view("g"), tokens());
-  inputs.beta = first_rows(view("beta"), tokens());
+  const auto gates = [&](const char* name) {
+    const auto found = ready.find(name);
+    return first_rows(found == ready.end() ? view(name) : found->second.view, tokens());
+  };
+  inputs.g = gates("g");
+  inputs.beta = gates("beta");
   if (problem.initial_state) inputs.initial_state = view("initial_state");
   inputs.cu_seqlens = cu_seqlens;
   return inputs;
@@ -188,7 +194,7 @@ Workload make_workload(const Problem& problem, const Capacity& capacity,
                        std::span<const std::int64_t> lengths, Distribution distribution,
                        std::uint64_t seed, Device device) {
   validate(problem, capacity);
-  Workload workload{problem, capacity, device, {}, {}};
+  Workload workload{problem, capacity, device, {}, {}, {}};
   const auto add = [&](const char* name, InputKind kind, DType type,
                        const std::vector<std::int64_t>& extents) {
     OwnedTensor tensor = make_tensor(device, type, extents);
@@ -208,6 +214,7 @@ Workload make_workload(const Problem& problem, const Capacity& capacity,
   const std::array<std::int64_t, 1> offsets{capacity.max_sequences + 1};
   workload.tensors["cu_seqlens"] = make_tensor(device, problem.index, offsets);
   workload.set_lengths(lengths);
+  hand_over_raw_gates(workload);
   add_outputs(workload);
   return workload;
 }

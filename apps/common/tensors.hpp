@@ -48,6 +48,7 @@ struct Workload {
   Device device{};
   std::vector<std::int64_t> cu_seqlens;  ///< [N+1], what the device tensor holds
   TensorMap tensors;
+  TensorMap ready{};  ///< log decay and beta where `tensors` has a, a_log, dt_bias or b for them
 
   std::int64_t tokens() const { return cu_seqlens.back(); }
   const TensorView& view(std::string_view name) const { return tensors.find(name)->second.view; }
@@ -60,7 +61,7 @@ struct Workload {
   void poison_outputs() const;
 };
 
-/// Allocates and fills every tensor that the problem has (log decay, ready beta, f32 gates).
+/// Allocates and fills every tensor that the problem has; gates of any form but alpha.
 /// `lengths` has one entry a sequence and may sum to less than the capacity.
 Workload make_workload(const Problem& problem, const Capacity& capacity,
                        std::span<const std::int64_t> lengths, Distribution distribution,

@@ -93,14 +93,23 @@ bool never_cuts(const VariantOverrides& overrides) {
   });
 }
 
-/// Microseconds of the stage that normalises q and k, measured on an H200: it reads and writes both
-/// at two thirds of the speed of memory.
-double norm_us(const Problem& problem, const Capacity& capacity) {
+/// Microseconds of the stages in front that a candidate may do without, where they are:
+/// measurements are without them. On an H200 a launch, and reading and writing at two thirds of the
+/// speed of memory.
+double front_us(const Pipeline& pipeline) {
   constexpr double launch = 2.5;
   constexpr double bytes_per_us = 3.2e6;
-  const auto elements =
-      static_cast<double>(2 * capacity.max_tokens * problem.qk_heads * problem.qk_dim);
-  return launch + 2 * elements * static_cast<double>(size_of(problem.activation)) / bytes_per_us;
+  const Problem& problem = pipeline.problem();
+  const auto tokens = static_cast<double>(pipeline.capacity().max_tokens);
+  const auto activation = static_cast<double>(size_of(problem.activation));
+  double us = 0;
+  if (pipeline.node_index("qk_norm") >= 0) {
+    us += launch + tokens * problem.qk_heads * problem.qk_dim * 4 * activation / bytes_per_us;
+  }
+  if (pipeline.node_index("gate") >= 0) {
+    us += launch + tokens * problem.v_heads * (2 * activation + 8) / bytes_per_us;
+  }
+  return us;
 }
 
 std::string basis_of(const Problem& problem, const DeviceInfo& device, const CostTable* table) {
@@ -172,11 +181,10 @@ Choice choose(const Problem& problem, const Capacity& capacity, const DeviceInfo
             form_costs.points.clear();
           }
           candidate.predicted_us = predicted_us(*table, form_costs, problem, capacity, device);
-          // Measurements are without it, and a candidate may do without the stage.
-          if (problem.qk_norm &&
-              make_pipeline(recipe->id, problem, capacity, device, candidate.overrides, registry)
-                      .node_index("qk_norm") >= 0) {
-            *candidate.predicted_us += norm_us(problem, capacity);
+          if (problem.qk_norm || problem.gate != GateForm::log_decay ||
+              problem.beta != BetaForm::ready) {
+            *candidate.predicted_us += front_us(make_pipeline(recipe->id, problem, capacity, device,
+                                                              candidate.overrides, registry));
           }
           candidate.bound = capacity.max_tokens < costs->least_tokens * capacity.max_sequences;
         }

@@ -23,8 +23,11 @@ struct Use {
   bool where_supported = false;  ///< left out where no variant serves the problem, or none uses it
 };
 
-/// The option of variants that normalise q and k themselves.
-constexpr std::string_view norm_option = "qk_norm";
+/// Stages in front that variants of others do without, by an option of the stage's name.
+constexpr std::array<std::string_view, 2> fusible{"gate", "qk_norm"};
+
+/// What the stage `gate` reads.
+constexpr std::array<std::string_view, 4> raw_gates{"a", "a_log", "dt_bias", "b"};
 
 /// The kernel that cuts sequences as the stage `segments` says.
 constexpr std::string_view cutting_variant = "register-state";
@@ -69,18 +72,11 @@ class Composer {
   }
 
   /// The stages that turn what the caller hands over into what the others read: `core`, unless one
-  /// of those normalises q and k itself.
+  /// of those does so itself.
   void add_front(std::span<const Use> core) {
-    if (problem_.gate != GateForm::log_decay || problem_.beta != BetaForm::ready) {
-      add({"gate"});
-      names_["g"] = "g_ready";
-      names_["beta"] = "beta_ready";
-    }
-    const auto fuses = [&](const Use& use) { return fuses_norm(use); };
-    if (problem_.qk_norm && std::none_of(core.begin(), core.end(), fuses)) {
-      add({"qk_norm"});
-      names_["q"] = "q_normalized";
-      names_["k"] = "k_normalized";
+    for (const std::string_view stage : fusible) {
+      const auto does = [&](const Use& use) { return fuses(use, stage); };
+      if (is_needed(stage) && std::none_of(core.begin(), core.end(), does)) add_fusible(stage);
     }
   }
 
@@ -88,13 +84,19 @@ class Composer {
     const std::string_view stage = recipe.stage;
     if (recipe.where_supported && !(is_supported(stage) && segments_are_used())) return;
     use.variant = variant_of(recipe);
-    if (fuses_norm(recipe) && !has_option(*use.variant, norm_option)) {
-      use.variant->options.emplace_back(norm_option, 1);
+    for (const std::string_view option : fusible) {
+      if (fuses(recipe, option) && !has_option(*use.variant, option)) {
+        use.variant->options.emplace_back(option, 1);
+      }
     }
     if (registry_.contains(stage)) {
       const Stage& definition = registry_.find(stage);
-      for (const auto& [port, edge] : names_) {
-        if (definition.port_index(port) >= 0) use.connect[port] = edge;
+      const auto connect = [&](std::string_view port, const std::string& edge) {
+        if (definition.port_index(port) >= 0) use.connect[std::string(port)] = edge;
+      };
+      for (const auto& [port, edge] : names_) connect(port, edge);
+      if (stage != "gate" && !fuses(recipe, "gate")) {
+        for (const std::string_view port : raw_gates) connect(port, "");
       }
     }
     builder_.add(stage, std::move(use));
@@ -114,21 +116,26 @@ class Composer {
                        [&](const auto& option) { return option.first == name; });
   }
 
-  /// Whether a stage's variant normalises q and k itself: as it is asked to, or else where it can
-  /// and nobody asks for the stage that does.
-  bool fuses_norm(const Use& use) const {
+  bool is_needed(std::string_view stage) const {
+    if (stage == "qk_norm") return problem_.qk_norm;
+    return problem_.gate != GateForm::log_decay || problem_.beta != BetaForm::ready;
+  }
+
+  /// Whether a stage's variant does what the stage `fused` in front does: as it is asked to, or
+  /// else where it can and nobody asks for that stage.
+  bool fuses(const Use& use, std::string_view fused) const {
     std::optional<VariantChoice> choice = variant_of(use);
-    if (!problem_.qk_norm || !choice || !registry_.contains(use.stage)) return false;
+    if (!is_needed(fused) || !choice || !registry_.contains(use.stage)) return false;
     const Variant* const variant = registry_.find(use.stage).find(choice->id, device_.device.type);
     if (variant == nullptr) return false;
     const std::vector<OptionSpec>& known = variant->options;
     if (std::none_of(known.begin(), known.end(),
-                     [](const OptionSpec& spec) { return spec.name == norm_option; })) {
+                     [&](const OptionSpec& spec) { return spec.name == fused; })) {
       return false;
     }
-    if (has_option(*choice, norm_option)) return option_or(choice->options, norm_option, 0) != 0;
-    if (overrides_.contains("qk_norm")) return false;
-    choice->options.emplace_back(norm_option, 1);
+    if (has_option(*choice, fused)) return option_or(choice->options, fused, 0) != 0;
+    if (overrides_.find(fused) != overrides_.end()) return false;
+    choice->options.emplace_back(fused, 1);
     return supports(*variant, {problem_, capacity_, device_, choice->options}).ok;
   }
 
@@ -153,6 +160,17 @@ class Composer {
   }
 
  private:
+  void add_fusible(std::string_view stage) {
+    add({stage});
+    if (stage == "gate") {
+      names_["g"] = "g_ready";
+      names_["beta"] = "beta_ready";
+    } else {
+      names_["q"] = "q_normalized";
+      names_["k"] = "k_normalized";
+    }
+  }
+
   PipelineBuilder builder_;
   const Registry& registry_;
   const Problem& problem_;

@@ -83,40 +83,48 @@ __device__ __forceinline__ Counts counts_of(const SequenceScan& p, std::int64_t 
   return counts;
 }
 
-/// The same for at most 32 sequences, by one warp: visits them and returns the end.
-template <class Visit>
-__device__ Sequence scan_few_sequences(const SequenceScan& p, Visit&& visit) {
-  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
-  const bool there = lane < p.sequences;
-  const std::int32_t first = boundary(p, 0);
-  std::int32_t reached = max(first, there ? boundary(p, lane + 1) : 0);  // its end
+/// Sequences that a warp scans at once, a lane each, and the end.
+inline constexpr std::int64_t few = 31;
+
+/// The sum of `x` over the lanes in front of this one.
+__device__ __forceinline__ std::int32_t sum_in_front(std::int32_t x) {
+  std::int32_t through = x;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const std::int32_t before = __shfl_up_sync(~0U, reached, step);
-    if (lane >= step) reached = max(reached, before);
+    const std::int32_t before = __shfl_up_sync(~0U, through, step);
+    if (threadIdx.x % 32 >= step) through += before;
   }
-  std::int32_t start = __shfl_up_sync(~0U, reached, 1);
-  if (lane == 0) start = first;
-  const Counts counts = there ? counts_of(p, lane, reached - start) : Counts{};
-  const auto sum = [&](std::int32_t x) {
+  return through - x;
+}
+
+/// Of the first `count` sequences, at most `few`, this lane's, by a whole warp; in the lanes behind
+/// them, what comes next.
+__device__ __forceinline__ Sequence sequence_of_lane(const SequenceScan& p, std::int64_t count) {
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+  const std::int64_t number = min(std::int64_t{lane}, count);
+  std::int32_t start = boundary(p, number);
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const std::int32_t before = __shfl_up_sync(~0U, x, step);
-      if (lane >= step) x += before;
-    }
-    return x;
-  };
-  const Counts through{sum(counts.chunks), sum(counts.checkpoints), sum(counts.sequences)};
-  if (there) {
-    visit(Sequence{lane,
-                   start,
-                   {through.chunks - counts.chunks, through.checkpoints - counts.checkpoints,
-                    through.sequences - counts.sequences}});
+  for (int step = 1; step < 32; step *= 2) {
+    start = max(start, __shfl_up_sync(~0U, start, step));
   }
-  return {p.sequences,
-          __shfl_sync(~0U, reached, 31),
-          {__shfl_sync(~0U, through.chunks, 31), __shfl_sync(~0U, through.checkpoints, 31),
-           __shfl_sync(~0U, through.sequences, 31)}};
+  const std::int32_t end = __shfl_down_sync(~0U, start, 1);
+  const Counts counts = lane < count ? counts_of(p, lane, end - start) : Counts{};
+  return {number,
+          start,
+          {sum_in_front(counts.chunks),
+           p.checkpoint_interval > 0 ? sum_in_front(counts.checkpoints) : 0,
+           sum_in_front(counts.sequences)}};
+}
+
+/// The last lane whose `first`, which does not fall from lane to lane, is at most `x`; lane 0's is.
+template <class T>
+__device__ __forceinline__ std::int32_t lane_of(T first, T x) {
+  std::int32_t found = 0;
+#pragma unroll
+  for (std::int32_t step = 16; step > 0; step /= 2) {
+    if (__shfl_sync(~0U, first, found + step) <= x) found += step;
+  }
+  return found;
 }
 
 /// Calls visit(sequence) for every sequence, each thread for four neighbours a pass, and
@@ -124,11 +132,12 @@ __device__ Sequence scan_few_sequences(const SequenceScan& p, Visit&& visit) {
 template <class Visit, class Pass>
 __device__ Sequence scan_sequences(const SequenceScan& p, SharedStorage& shared, Visit&& visit,
                                    Pass&& pass) {
-  if (p.sequences <= 32) {
+  if (p.sequences <= few) {
     auto& end = *reinterpret_cast<Sequence*>(shared.end);
     if (threadIdx.x < 32) {
-      const Sequence found = scan_few_sequences(p, visit);
-      if (threadIdx.x == 0) end = found;
+      const Sequence found = sequence_of_lane(p, p.sequences);
+      if (threadIdx.x < p.sequences) visit(found);
+      if (threadIdx.x == p.sequences) end = found;
     }
     __syncthreads();
     const Sequence found = end;
@@ -186,6 +195,26 @@ __device__ __forceinline__ void write_end(const SequenceScan& p, const Sequence&
   p.chunk_counts[1] = end.start - boundary(p, 0);
   p.chunk_counts[2] = end.before.checkpoints;
   p.chunk_counts[3] = end.before.sequences;
+}
+
+/// The outputs where at most `few` sequences are there, by a block whose warps have each found them
+/// (sequence_of_lane).
+__device__ __forceinline__ void write_few(const SequenceScan& p, const Sequence& mine) {
+  if (threadIdx.x < p.given) write_offsets(p, mine);
+  Sequence end = mine;
+  end.start = __shfl_sync(~0U, mine.start, 31);
+  end.before = {__shfl_sync(~0U, mine.before.chunks, 31),
+                __shfl_sync(~0U, mine.before.checkpoints, 31),
+                __shfl_sync(~0U, mine.before.sequences, 31)};
+  const auto sequences = static_cast<std::int32_t>(p.sequences);
+  auto number = static_cast<std::int32_t>(p.given) + static_cast<std::int32_t>(threadIdx.x);
+#pragma unroll 1
+  for (; number < sequences; number += static_cast<std::int32_t>(blockDim.x)) {
+    end.number = number;
+    write_offsets(p, end);
+  }
+  end.number = sequences;
+  if (number == sequences) write_end(p, end);  // one thread
 }
 
 }  // namespace gdnflow::stages::scan

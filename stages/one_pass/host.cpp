@@ -3,6 +3,7 @@
 #include "host/sequences.hpp"
 #include "host/states.hpp"
 #include "host/variant.hpp"
+#include "one_pass/gates.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -86,6 +87,10 @@ void steps(const StageCall& /*call*/, StepList& out) { out.push_back({"one_pass"
 
 }  // namespace
 
-Variant host() { return host::host_variant("token by token in fp32", steps); }
+Variant host() {
+  Variant variant = host::host_variant("token by token in fp32", steps);
+  variant.accepts = has_gates;
+  return variant;
+}
 
 }  // namespace gdnflow::stages::one_pass

@@ -5,10 +5,12 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
-#include "one_pass/norms.cuh"
+#include "one_pass/beside.cuh"
+#include "one_pass/gates.hpp"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/plan.hpp"
 #include "one_pass/recurrent.hpp"
+#include "one_pass/scratch_reader.hpp"
 #include "one_pass/shares.hpp"
 #include "one_pass/walks.hpp"
 #include "segments/plan.hpp"
@@ -21,21 +23,6 @@
 
 namespace gdnflow::stages::one_pass {
 namespace {
-
-/// The pieces of a call's scratch in turn, in the order in which they were asked for.
-class ScratchReader {
- public:
-  explicit ScratchReader(const StageCall& call) : call_(&call) {}
-
-  template <class T>
-  T* next() {
-    return call_->scratch[number_++].as<T>();
-  }
-
- private:
-  const StageCall* call_;
-  std::size_t number_ = 0;
-};
 
 // Where walking tokens and walking a chunk take as long.
 constexpr std::int64_t usual_short = 8;
@@ -101,11 +88,11 @@ std::vector<ScratchSpec> segment_pieces(const VariantQuery& query) {
 }
 
 void add_half(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
-              const Params& common, ScratchReader scratch, StepList& out) {
+              const Params& common, const Beside& beside, ScratchReader scratch, StepList& out) {
   HalfParams params{};
   static_cast<Params&>(params) = common;
+  SlotTable table;
   if (is_cut(query)) {
-    SlotTable table;
     table.useful =
         static_cast<std::int32_t>(segments::useful_segments(query.problem, query.device));
     table.alone = params.segments_alone =
@@ -123,10 +110,8 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
     params.segments.log2_bounds = params.log2_bounds;
     params.segments.capacity = table.slot_count;
     params.waiting = waiting_states(call, call.scratch.back());
-    out.push_back(plan_step(scan, table));
-  } else {
-    out.push_back(sequence_scan_step(scan));
   }
+  out.push_back(plan_step(scan, table, beside));
   half_head(params, call.problem, is_cut(query), slots_of(query), out);
 }
 
@@ -160,23 +145,17 @@ std::int32_t most_short(const VariantQuery& query) {
   return many ? static_cast<std::int32_t>(option_or(query.options, "short", usual_short)) : 0;
 }
 
-/// What finds the norms of q and k, in the launch in front of a walk; nothing where they are not
-/// asked for.
-struct Normalizer {
+/// What finds the norms of q and k, which it leaves in `norms`.
+void add_norms(const StageCall& call, float2* norms, Beside& beside) {
   NormTable table;
-  std::int64_t blocks = 0;
-
-  Normalizer(const StageCall& call, const VariantQuery& query, ScratchReader& scratch) {
-    if (!normalizes(query)) return;
-    table.q = device::Rows<const __nv_bfloat16>(call["q"]);
-    table.k = device::Rows<const __nv_bfloat16>(call["k"]);
-    table.norms = scratch.next<float2>();
-    table.heads = call.problem.qk_heads;
-    table.count = call.tokens * table.heads;
-    blocks =
-        NormTable::blocks(query.capacity.max_tokens, table.heads, query.device.multiprocessors);
-  }
-};
+  table.q = device::Rows<const __nv_bfloat16>(call["q"]);
+  table.k = device::Rows<const __nv_bfloat16>(call["k"]);
+  table.norms = norms;
+  table.heads = call.problem.qk_heads;
+  table.count = call.tokens * table.heads;
+  beside.add_norms(
+      table, NormTable::blocks(call.capacity.max_tokens, table.heads, call.device.multiprocessors));
+}
 
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
@@ -205,7 +184,8 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
 }
 
 void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan scan,
-               const Params& common, ScratchReader scratch, StepList& out) {
+               const Params& common, const ReadyGates& gates, Beside beside, ScratchReader scratch,
+               StepList& out) {
   WholeParams params{};
   static_cast<Params&>(params) = common;
   ShareTable table;
@@ -233,10 +213,13 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
   params.waiting.pool_stride = state_elements;
   scan.most_unchunked = most_short(query);
   table.skips = params.skips_empty = scan.most_unchunked > 0;
-  const Normalizer normalizer(call, query, scratch);
-  params.norms = normalizer.table.norms;
-  out.push_back(share_step(scan, table, normalizer.table, normalizer.blocks));
-  if (scan.most_unchunked > 0) add_recurrence(call, scan, scan.most_unchunked, out);
+  if (normalizes(query)) {
+    auto* const norms = scratch.next<float2>();
+    params.norms = norms;
+    add_norms(call, norms, beside);
+  }
+  out.push_back(share_step(scan, table, beside));
+  if (scan.most_unchunked > 0) add_recurrence(call, scan, gates, scan.most_unchunked, out);
   whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }
 
@@ -248,6 +231,7 @@ Support supports(const VariantQuery& query) {
         "value_tile: expected 64 with mode batch_invariant, got 128, whose shares depend on the "
         "whole call");
   }
+  if (Support support = supports_fused_gate(query); !support) return support;
   if (normalizes(query)) {
     if (Support support = supports_fused_norm(query); !support) return support;
     if (value_tile(query) != dim || query.problem.activation != DType::bf16) {
@@ -262,7 +246,10 @@ Support supports(const VariantQuery& query) {
   return supports_sm90(query, blocks);
 }
 
-Support accepts(const StageCall& call) { return accepts_tiles(call, {"q", "k", "v", "o"}); }
+Support accepts(const StageCall& call) {
+  if (Support support = has_gates(call); !support) return support;
+  return accepts_tiles(call, {"q", "k", "v", "o"});
+}
 
 std::vector<ScratchSpec> scratch(const VariantQuery& query) {
   const std::int64_t sequences = sequence_starts_bytes(query.capacity.max_sequences);
@@ -270,10 +257,11 @@ std::vector<ScratchSpec> scratch(const VariantQuery& query) {
                                   {"chunk_offsets", sequences},
                                   {"checkpoint_offsets", sequences},
                                   {"counts", 4 * sizeof(std::int32_t)}};
-  for (ScratchSpec& piece :
-       value_tile(query) == dim ? share_pieces(query) : segment_pieces(query)) {
-    pieces.push_back(std::move(piece));
-  }
+  const auto add = [&](std::vector<ScratchSpec> more) {
+    for (ScratchSpec& piece : more) pieces.push_back(std::move(piece));
+  };
+  add(gate_pieces(query));
+  add(value_tile(query) == dim ? share_pieces(query) : segment_pieces(query));
   return pieces;
 }
 
@@ -289,15 +277,18 @@ void steps(const StageCall& call, StepList& out) {
 
   Params common{};
   static_cast<Sm90Params&>(common) = sm90_tensors(call);
-  common.g = device::Scalars<const float>(call["g"]);
+  Beside beside;
+  const ReadyGates gates = ready_gates(call, scratch, beside);
+  common.g = gates.g;
+  common.beta = gates.beta;
   common.starts = scan.starts;
   common.chunks.offsets = scan.chunk_offsets;
   common.chunks.counts = scan.chunk_counts;
   common.checkpoint_offsets = scan.checkpoint_offsets;
   common.prefix_lens = scan.prefix_lens;
   common.wide_index = scan.wide_index;
-  value_tile(query) == dim ? add_whole(call, query, scan, common, scratch, out)
-                           : add_half(call, query, scan, common, scratch, out);
+  value_tile(query) == dim ? add_whole(call, query, scan, common, gates, beside, scratch, out)
+                           : add_half(call, query, scan, common, beside, scratch, out);
 }
 
 }  // namespace
@@ -311,6 +302,7 @@ Variant one_pass() {
       {"value_tile", "value columns of a block; 0: by the number of heads", 0, {0, 64, 128}},
       segments_option(),
       fused_norm_option(),
+      fused_gate_option(),
       {"short",
        "with value_tile 128 and many sequences: those of at most so many tokens go token by token",
        usual_short,

@@ -9,7 +9,7 @@
 
 namespace gdnflow::stages::one_pass {
 
-/// What the walk over the chunks needs besides the scan over the sequences where these are cut.
+/// How sequences are cut, for a walk by slots; nothing where `slots` is null.
 struct SlotTable {
   std::int32_t useful = 0;          ///< segments that fill the machine
   std::int32_t alone = 0;           ///< segments_alone
@@ -18,8 +18,10 @@ struct SlotTable {
   std::int32_t* longest = nullptr;  ///< [1]: chunks of a segment, at most
 };
 
-/// The scan and the table, in one launch of one block. `scan.chunk_offsets` and `.chunk_counts` are
-/// asked for.
-Step plan_step(const SequenceScan& scan, const SlotTable& table);
+struct Beside;
+
+/// The scan and the table, in one launch, by one block; beside it what is to be found besides. With
+/// a table `scan.chunk_offsets` and `.chunk_counts` are asked for.
+Step plan_step(const SequenceScan& scan, const SlotTable& table, const Beside& beside);
 
 }  // namespace gdnflow::stages::one_pass

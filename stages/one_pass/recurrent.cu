@@ -30,12 +30,17 @@
 #include "device/prefix.cuh"
 #include "device/state_io.cuh"
 #include "device/views.cuh"
+#include "one_pass/beside.cuh"
+#include "one_pass/gates.hpp"
+#include "one_pass/plan.hpp"
 #include "one_pass/recurrent.hpp"
+#include "one_pass/scratch_reader.hpp"
 #include "qk_norm/epsilon.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace gdnflow::stages::one_pass {
@@ -461,7 +466,7 @@ __global__ void __launch_bounds__(S::threads, S::resident)
 /// the same bits in any batch.
 bool is_narrow(const VariantQuery& query) {
   return query.problem.mode != Mode::batch_invariant &&
-         query.capacity.max_sequences * query.problem.v_heads <= query.device.multiprocessors;
+         4 * query.capacity.max_sequences * query.problem.v_heads <= query.device.multiprocessors;
 }
 
 bool suits_vectors(const TensorView& pool) {
@@ -474,23 +479,32 @@ bool suits_vectors(const TensorView& pool) {
 
 Support supports(const VariantQuery& query) {
   if (Support support = supports_fused_norm(query); !support) return support;
+  if (Support support = supports_fused_gate(query); !support) return support;
   return supports_tiles(query, recurrence_blocks(query));
 }
 
 std::vector<ScratchSpec> scratch(const VariantQuery& query) {
   const std::int64_t bytes = sequence_starts_bytes(query.capacity.max_sequences);
-  return {{"starts", bytes}, {"checkpoint_offsets", bytes}};
+  std::vector<ScratchSpec> pieces{{"starts", bytes}, {"checkpoint_offsets", bytes}};
+  for (ScratchSpec& piece : gate_pieces(query)) pieces.push_back(std::move(piece));
+  return pieces;
 }
 
-Support accepts(const StageCall& call) { return accepts_vectors(call, {"q", "k", "v", "o"}); }
+Support accepts(const StageCall& call) {
+  if (Support support = has_gates(call); !support) return support;
+  return accepts_vectors(call, {"q", "k", "v", "o"});
+}
 
 void steps(const StageCall& call, StepList& out) {
   SequenceScan scan = sequence_scan(call);
   scan.prefix_lens = call["prefix_lens"].data;
-  scan.starts = call.scratch[0].as<std::int32_t>();
-  scan.checkpoint_offsets = call.scratch[1].as<std::int32_t>();
-  out.push_back(sequence_scan_step(scan));
-  add_recurrence(call, scan, std::numeric_limits<std::int32_t>::max(), out);
+  ScratchReader scratch(call);
+  scan.starts = scratch.next<std::int32_t>();
+  scan.checkpoint_offsets = scratch.next<std::int32_t>();
+  Beside beside;
+  const ReadyGates gates = ready_gates(call, scratch, beside);
+  out.push_back(plan_step(scan, {}, beside));
+  add_recurrence(call, scan, gates, std::numeric_limits<std::int32_t>::max(), out);
 }
 
 }  // namespace
@@ -514,8 +528,8 @@ std::int64_t recurrence_blocks(const VariantQuery& query) {
   return query.capacity.max_sequences * query.problem.v_heads * tiles;
 }
 
-void add_recurrence(const StageCall& call, const SequenceScan& scan, std::int32_t most_tokens,
-                    StepList& out) {
+void add_recurrence(const StageCall& call, const SequenceScan& scan, const ReadyGates& gates,
+                    std::int32_t most_tokens, StepList& out) {
   static_assert(Wide<64>::tiles == 1 && Wide<128>::tiles == 1);
   const VariantQuery query{call.problem, call.capacity, call.device, call.options};
   with_type_and_dim(call.problem, [&]<class T, int D>() {
@@ -524,8 +538,8 @@ void add_recurrence(const StageCall& call, const SequenceScan& scan, std::int32_
     params.k = device::Rows<const T>(call["k"]);
     params.v = device::Rows<const T>(call["v"]);
     params.o = device::Rows<T>(call["o"]);
-    params.g = device::Scalars<const float>(call["g"]);
-    params.beta = device::Scalars<const float>(call["beta"]);
+    params.g = gates.g;
+    params.beta = gates.beta;
     params.starts = scan.starts;
     params.checkpoint_offsets = scan.checkpoint_offsets;
     params.prefix_lens = scan.prefix_lens;
@@ -553,7 +567,7 @@ Variant recurrent() {
   variant.id = "recurrent";
   variant.description = "token by token in fp32, a head's state in registers";
   variant.target = DeviceType::cuda;
-  variant.options = {fused_norm_option()};
+  variant.options = {fused_norm_option(), fused_gate_option()};
   variant.supports = supports;
   variant.scratch = scratch;
   variant.accepts = accepts;

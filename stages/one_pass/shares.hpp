@@ -50,11 +50,10 @@ struct ShareTable {
   bool skips = false;                ///< whether sequences without chunks cost nothing
 };
 
-struct NormTable;
+struct Beside;
 
-/// The scan and the table, in one launch, by one block; by `norm_blocks` beside it the norms, if
-/// any. `scan.starts` and `scan.chunk_offsets` are asked for.
-Step share_step(const SequenceScan& scan, const ShareTable& table, const NormTable& norms,
-                std::int64_t norm_blocks);
+/// The scan and the table, in one launch, by one block; beside it what is to be found besides.
+/// `scan.starts` and `scan.chunk_offsets` are asked for.
+Step share_step(const SequenceScan& scan, const ShareTable& table, const Beside& beside);
 
 }  // namespace gdnflow::stages::one_pass

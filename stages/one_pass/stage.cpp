@@ -13,10 +13,10 @@ Variant recurrent();
 Stage stage() {
   return {
       "one_pass",
-      "the whole forward pass from the log decay",
-      ports({q(), k(), v(), in("g", TypeRule::f32, {"T", "Hv"}), beta(),
-             optional(in("cu_seqlens", TypeRule::index, {"N+1"})),
-             optional(in("prefix_lens", TypeRule::index, {"N"})), o()},
+      "the whole forward pass from the gates",
+      ports({q(), k(), v()}, gate_ports(),
+            std::vector<Port>{optional(in("cu_seqlens", TypeRule::index, {"N+1"})),
+                              optional(in("prefix_lens", TypeRule::index, {"N"})), o()},
             state_ports()),
       {
 #if GDNFLOW_WITH_SM90A

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "chunk_index/sequence_scan.cuh"
 #include "segments/plan.hpp"
 
 #include <cstdint>
@@ -116,6 +117,48 @@ struct BlockPlan {
     }
     for (auto i = base + static_cast<std::int32_t>(threadIdx.x); i < capacity; i += Threads) {
       slots[i] = {-1, 0, 0, 0};
+    }
+  }
+};
+
+/// The same for few sequences, a lane each, by a warp that knows their lengths; whole warps may do
+/// it side by side.
+struct WarpPlan {
+  std::int32_t first;   ///< this lane's sequence's first chunk; behind the last, their end
+  std::int32_t chunks;  ///< this lane's sequence's
+  bool there;           ///< whether it has one
+
+  /// `total` chunks in all, in `running` sequences.
+  __device__ Cut cut(std::int32_t total, std::int32_t running, std::int32_t useful) const {
+    if (useful <= 1 || total == 0) return Cut::none();
+    const Cut fine = Cut::into(total, useful);
+    const std::int32_t count = chunks > 0 ? fine.segments(chunks) : 0;
+    return Cut::choose(total, running, useful,
+                       {__reduce_add_sync(~0U, count),
+                        __reduce_min_sync(~0U, count > 0 ? chunks / count : 1 << 30),
+                        __reduce_max_sync(~0U, chunks)});
+  }
+
+  /// Writes all of `capacity` slots, by a whole block.
+  __device__ void write_slots(const Cuts& cut, Slot* slots, std::int32_t capacity) const {
+    const std::int32_t mine = there ? cut.segments(chunks) : 0;
+    const std::int32_t in_front = scan::sum_in_front(mine);
+    const std::int32_t used = __shfl_sync(~0U, in_front, 31);
+    const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+    for (auto base = static_cast<std::int32_t>(threadIdx.x) - lane; base < capacity;
+         base += static_cast<std::int32_t>(blockDim.x)) {
+      const std::int32_t slot = base + lane;
+      const std::int32_t n = scan::lane_of(in_front, slot);
+      const std::int32_t begin = __shfl_sync(~0U, first, n);
+      const std::int32_t length = __shfl_sync(~0U, chunks, n);
+      const std::int32_t count = __shfl_sync(~0U, mine, n);
+      const std::int32_t i = slot - __shfl_sync(~0U, in_front, n);
+      if (slot < used) {
+        slots[slot] = {n, begin + Cut::border(length, count, i),
+                       begin + Cut::border(length, count, i + 1), i};
+      } else if (slot < capacity) {
+        slots[slot] = {-1, 0, 0, 0};
+      }
     }
   }
 };

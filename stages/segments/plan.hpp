@@ -88,8 +88,9 @@ struct Cut {
   GDNFLOW_BOTH_SIDES static constexpr std::int32_t border(std::int32_t chunks, std::int32_t count,
                                                           std::int32_t i) {
     constexpr auto grain = static_cast<std::int32_t>(segment_grain);
-    const std::int64_t places = (chunks + grain - 1) / grain;
-    const auto at = static_cast<std::int32_t>(places * i / count) * grain;
+    const std::int32_t places = (chunks + grain - 1) / grain;
+    // places i / count, within 32 bits.
+    const std::int32_t at = (places / count * i + places % count * i / count) * grain;
     return at < chunks ? at : chunks;
   }
 };

@@ -259,6 +259,8 @@ class Tensors {
             static_cast<float>(-std::exp(double{a_log[h]}) * std::log1p(std::exp(x)));
       }
       oracle_g_->upload(g.view());
+    } else if (p.gate == GateForm::alpha) {
+      fill_uniform(seed + 5, 0.6F, 1.0F, owned_rows(make("g", DType::f32, extents)));
     } else {
       draw("g", InputKind::g, DType::f32, extents);
       copy(view("g"), *oracle_g_);
@@ -462,4 +464,56 @@ TEST_CASE("every recipe agrees with the oracle over the cover of problems")
   std::printf("pipelines: %d cases of %zu forms run, %d refused\n", run, forms.size(), refused);
   // Kernels for sm_90a, with two tiles each, refuse head dim 64, which is that of half of the rows.
   CHECK(refused * 2 < run);
+}
+
+TEST_CASE("gates made ready inside a kernel have the bits of the stage's")
+{
+  GDNFLOW_REQUIRE_GPU();
+  using Gates = std::pair<GateForm, BetaForm>;
+  constexpr std::array<Gates, 4> forms_of_gates{{{GateForm::raw, BetaForm::logit},
+                                                 {GateForm::raw, BetaForm::ready},
+                                                 {GateForm::alpha, BetaForm::logit},
+                                                 {GateForm::log_decay, BetaForm::logit}}};
+  const auto outputs_of = [](const Case& c, bool inside) {
+    const Tensors x(c);
+    Pipeline pipeline =
+        make_pipeline(c.form.recipe, c.problem, c.capacity(), device_info(gpu), c.form.overrides);
+    CHECK((pipeline.node_index("gate") < 0) == inside);
+    const auto executor = make_graph_executor(Plan(std::move(pipeline), {.poison = true}));
+    executor->bind(x.bindings());
+    executor->build();
+    executor->run();
+    std::vector<std::byte> bytes;
+    for (const char* const name : {"o", "final_state"}) {
+      const TensorView view = x.view(name);
+      const std::size_t before = bytes.size();
+      bytes.resize(before + static_cast<std::size_t>(view.bytes()));
+      REQUIRE(cudaMemcpy(&bytes[before], view.data, bytes.size() - before,
+                         cudaMemcpyDeviceToHost) == cudaSuccess);
+    }
+    return bytes;
+  };
+  int run = 0;
+  for (const Form& form : runnable_forms()) {
+    if (form.recipe != "one-pass" && form.recipe != "recurrent") continue;
+    for (const Lengths& lengths : {Lengths{700, 1, 0, 64}, Lengths(40, 30)}) {
+      for (const Gates& gates : forms_of_gates) {
+        for (const DType type : {DType::bf16, DType::f16}) {
+          Case c{form, {}, lengths, Distribution::model, true};
+          c.problem.qk_heads = 2;
+          c.problem.v_heads = 8;
+          c.problem.activation = type;
+          c.problem.gate = gates.first;
+          c.problem.beta = gates.second;
+          c.problem.qk_norm = gates.first == GateForm::raw;
+          CAPTURE(c.text());
+          const std::vector<std::byte> inside = outputs_of(c, true);
+          c.form.overrides["gate"] = {"naive", {}};
+          CHECK(outputs_of(c, false) == inside);
+          ++run;
+        }
+      }
+    }
+  }
+  CHECK(run >= 16);  // recurrent runs everywhere
 }

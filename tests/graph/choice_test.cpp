@@ -84,6 +84,7 @@ Registry stand_ins(std::string_view left_out = "") {
       }
       if (variant.id == "one-pass") {
         variant.options.push_back({"qk_norm", "whether q and k are normalised", 0, {0, 1}});
+        variant.options.push_back({"gate", "whether gates are made ready", 0, {0, 1}});
       }
       copy.variants.push_back(std::move(variant));
     };
@@ -320,6 +321,58 @@ TEST_CASE("q and k are normalised by the kernel where it can, unless it is asked
         *find(without, tiled("one-pass", 64)).predicted_us + 40);
   CHECK(chosen(with) == tiled("one-pass", 128));
   CHECK_FALSE(has_stage(problem, "auto", {}));
+}
+
+TEST_CASE("gates are made ready by the kernel where it can, unless it is asked not to")
+{
+  static const Registry registry = stand_ins();
+  const Capacity capacity{8192, 1};
+  const auto pipeline_of = [&](const Problem& problem, const std::string& recipe,
+                               const VariantOverrides& overrides) {
+    return make_pipeline(recipe, problem, capacity, h200(), overrides, registry);
+  };
+  const auto has_stage = [](const Pipeline& pipeline) { return pipeline.node_index("gate") >= 0; };
+  const auto edge_on = [](const Pipeline& pipeline, std::string_view port) {
+    const Node& node = pipeline.nodes()[pipeline.node_index("one_pass")];
+    const int edge = node.edges[node.stage.port_index(port)];
+    return edge < 0 ? std::string() : pipeline.edges()[edge].name;
+  };
+  const Problem plain = heads(16, 64);
+  Problem raw = plain;
+  raw.gate = GateForm::raw;
+  raw.beta = BetaForm::logit;
+  const Pipeline inside = pipeline_of(raw, "one-pass", {});
+  CHECK_FALSE(has_stage(inside));
+  CHECK(option_or(inside.nodes()[inside.node_index("one_pass")].options, "gate", 0) == 1);
+  for (const char* const port : {"a", "a_log", "dt_bias", "b"})
+    CHECK(edge_on(inside, port) == port);
+  CHECK(edge_on(inside, "g").empty());
+  CHECK(edge_on(inside, "beta").empty());
+  for (const VariantOverrides& asked :
+       {VariantOverrides{{"gate", {"naive", {}}}},
+        VariantOverrides{{"one_pass", parse_variant_choice("one-pass:gate=0")}}}) {
+    const Pipeline in_front = pipeline_of(raw, "one-pass", asked);
+    CHECK(has_stage(in_front));
+    CHECK(edge_on(in_front, "a").empty());
+    CHECK(edge_on(in_front, "b").empty());
+    CHECK(edge_on(in_front, "g") == "g_ready");
+    CHECK(edge_on(in_front, "beta") == "beta_ready");
+  }
+  Problem alpha = plain;
+  alpha.gate = GateForm::alpha;
+  CHECK_FALSE(has_stage(pipeline_of(alpha, "one-pass", {})));
+  CHECK(edge_on(pipeline_of(alpha, "one-pass", {}), "g") == "g");
+  CHECK_FALSE(has_stage(pipeline_of(plain, "one-pass", {})));
+  CHECK(has_stage(pipeline_of(raw, "register-state", {})));
+  CHECK_FALSE(has_stage(pipeline_of(raw, "auto", {})));
+
+  // What does without the stage is not charged for it.
+  const Choice without = choice_of(plain, capacity);
+  const Choice with = choice_of(raw, capacity);
+  CHECK(*find(with, tiled("one-pass", 128)).predicted_us ==
+        *find(without, tiled("one-pass", 128)).predicted_us);
+  CHECK(*find(with, tiled("register-state", 128)).predicted_us >
+        *find(without, tiled("register-state", 128)).predicted_us + 2);
 }
 
 TEST_CASE("shorter sequences than any measured get the shortest one's time, as a bound")
