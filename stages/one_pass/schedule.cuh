@@ -5,10 +5,11 @@
 //
 // A share that begins inside a sequence looks back, by the gates alone, for the chunk from which on
 // the past has faded when the share begins. Where none is near, the share is linked: it begins with
-// the state that the block in front leaves, and is walked last. If the share lies inside the
-// sequence and the next one is linked, too, it is walked twice more before: from nothing, for what
-// it adds to a state (U), and from the identity without values, for what it makes of one (T). Then
-// the state behind it, T S + U, is there as soon as S is.
+// the state behind the share in front, and is walked last. If the share lies inside the sequence
+// and the next one is linked, too, it is walked twice more before: from nothing, for what it adds
+// to a state (U), and from the identity without values, for what it makes of one (T). Both are left
+// for the blocks behind: each takes the nearest state that one in front has left, and makes T S + U
+// of it share by share. So blocks wait for blocks of smaller numbers alone, which start first.
 //
 // What keys that are not normalised add to the bound is found on the way, from the diagonal of K
 // K^T, and enters the check: the block that is the last of a sequence's and head's to be done makes
@@ -29,19 +30,20 @@
 namespace gdnflow::stages::one_pass {
 
 struct Job : Task {
-  // leave: stores what the walk in front has ended with. link: leaves T S + U, T as if it were two
-  // chunks.
-  enum Kind : int { walk, rehearse, hand_on, leave, link, end };
+  // leave: stores what the walk in front has ended with. take: begins with the state that a block
+  // has left. link: makes T S + U of it, T as if it were two chunks.
+  enum Kind : int { walk, rehearse, hand_on, leave, take, link, end };
   // Of a walk: from a state; from nothing (U); from the identity and without values (T).
   enum Part : int { state, added, transfer };
   Kind kind = walk;
   Part part = state;
-  bool linked = false;  // begins with the state that the block in front leaves
+  bool linked = false;  // begins with what the jobs in front have made of a state that was taken
   bool fresh = false;   // no output of chunks in front of it is on its way
   bool flush = false;   // none is left on its way behind it
   int number = 0;       // chunks of this block in front of it
   int outputs = 0;      // more than that
   int first_mark = 0;   // chunk of the block from which on max |S| is recorded
+  int block = 0;        // that has left what is taken or linked
 };
 
 // How far a block's scheduler is.
@@ -52,6 +54,7 @@ struct Progress {
     leave_added,
     transfer,
     leave_transfer,
+    take,
     link,
     look_ahead,  // whether the next share is linked
     leave,
@@ -66,6 +69,7 @@ struct Progress {
   int span_of;      // of sequence
   Place at;
   Step step;
+  int taken;                               // block whose state or T and U came last
   std::int64_t left;                       // chunks of the share behind the jobs so far
   int announced, chunks, starts, flushes;  // of jobs so far
   bool found;                              // whether there is another job now
@@ -165,6 +169,7 @@ __device__ __forceinline__ void init_rehearsal(JobRing& ring) {
   job.linked = false;
   job.number = job.outputs = 0;
   job.first_mark = INT_MAX;
+  job.block = 0;
 }
 
 // Makes out this block's jobs; by a warp, whose registers are few: what it has to remember is in
@@ -206,10 +211,10 @@ class Scheduler {
       // What this block has of a head is visible when every role is done with it.
       if (step == Progress::finish_begin && !now_.linked) {
         wait_for_first();
-      } else if (step == Progress::link || step == Progress::finish_begin ||
-                 step == Progress::finish_end) {
+      } else if (step == Progress::finish_begin || step == Progress::finish_end) {
         wait_for_all();
       }
+      if (step == Progress::take) find_front();
       const int number = now_.announced;
       if (number >= job_stages) wait_done(number - job_stages);
       __syncwarp();
@@ -329,11 +334,15 @@ class Scheduler {
         break;
       case Progress::leave_transfer:
         found(Job::leave, now_.at, -1).part = Job::transfer;
-        now_.step = Progress::link;
+        now_.step = Progress::take;
+        break;
+      case Progress::take:
+        found(Job::take, now_.at, -1).block = now_.taken;
+        now_.step = behind_link();
         break;
       case Progress::link:
         found_link();
-        now_.step = Progress::last;
+        now_.step = behind_link();
         break;
       case Progress::leave:
         found(Job::leave, now_.at, -1);
@@ -453,7 +462,27 @@ class Scheduler {
     return now_.linked && same_head(now_.shares[0].begin, now_.shares[1].begin);
   }
   __device__ __forceinline__ Progress::Step behind_others() const {
-    return now_.linked ? Progress::last : Progress::finish_begin;
+    return now_.linked ? Progress::take : Progress::finish_begin;
+  }
+  __device__ __forceinline__ Progress::Step behind_link() const {
+    return now_.taken + 1 < block_of() ? Progress::link : Progress::last;
+  }
+  __device__ __forceinline__ static int block_of() { return static_cast<int>(blockIdx.x); }
+  // The nearest block in front that leaves a state; those between leave T and U, and all are waited
+  // for. By the warp.
+  __device__ __forceinline__ void find_front() {
+    int block = block_of();
+    for (int left = 0; !__any_sync(~0U, left == Links::state_left);) {
+      --block;
+      do {
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
+                     : "=r"(left)
+                     : "l"(p_.links.left + block)
+                     : "memory");
+      } while (!__all_sync(~0U, left != 0));
+    }
+    if (is_first_lane()) now_.taken = block;
+    __syncwarp();
   }
   // Other heads come first: for the end of the last one the next block may wait.
   __device__ __forceinline__ void put_off() {
@@ -475,9 +504,14 @@ class Scheduler {
   }
   __device__ __forceinline__ void found_link() {
     const Place begin = now_.shares[0].begin;
+    const int block = now_.taken + 1;
+    now_.taken = block;
     Span span{};
     span.chunks = 4;  // of which two, neither the first nor the last
-    found_walk({begin.sequence, begin.head, 3}, span, 1, 3, -1, false, true).kind = Job::link;
+    const bool last = behind_link() == Progress::last;
+    Job& job = found_walk({begin.sequence, begin.head, 3}, span, 1, 3, -1, false, last);
+    job.kind = Job::link;
+    job.block = block;
   }
   __device__ __forceinline__ void found_last() {
     const Place begin = now_.shares[0].begin;

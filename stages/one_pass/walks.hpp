@@ -20,11 +20,12 @@ struct HalfParams : Params {
 
 inline constexpr std::int64_t transfer_bytes = 4 * dim * dim;
 
-// How the state goes from a share to the next one of a head whose past does not fade.
+// What shares leave for those behind, of heads whose past does not fade.
 struct Links {
-  float* states;         // [B, d_v, d_k]: what a share adds to the state, then that behind it
+  enum : std::int32_t { transfer_left = 1, state_left = 2 };
+  float* states;         // [B, d_k d_v]: the state behind a share, or what the share adds to one
   std::byte* transfers;  // [B, transfer_bytes]: what a share makes of the state in front of it
-  std::int32_t* left;    // [B]: whether `states` has the state behind the share
+  std::int32_t* left;    // [B]: the state; or what it adds, and the transfer
 };
 
 struct WholeParams : Params {

@@ -105,7 +105,8 @@ enum Meeting : int {
   among_preparing = 1,
   pair_stored,                  // two warps of the preparing group each
   pair_made = pair_stored + 2,  // the same
-  state_left = pair_made + 2,   // both state groups
+  both_states = pair_made + 2,  // both state groups
+  first_linked,                 // the first one lets the second have the tensor cores
 };
 
 // Where chunk i of a block lies in a ring: nothing more to keep in registers than its number.
@@ -439,46 +440,44 @@ __device__ __forceinline__ void store_typed_state(const device::StatePool& pool,
   });
 }
 
-// States between shares: fp32, d_k contiguous.
+// States between shares, in fp32: who stores an element is who loads it in another block, so they
+// lie as the threads have them, four elements of one beside those of the next.
 using LinkType = __nv_bfloat16;  // of the parts of T and S, whatever the activations' type
 
-__device__ __forceinline__ device::StateMatrix link_state(const WholeParams& p, int block) {
-  return {p.links.states, DType::f32, block * state_elements, 1, dim};
+__device__ __forceinline__ float4* link_state(const WholeParams& p, int block) {
+  return reinterpret_cast<float4*>(p.links.states + block * state_elements) + state_thread();
 }
-__device__ __forceinline__ void load_link_state(const device::StateMatrix& matrix, int column,
-                                                State& state) {
-  const auto* const data = static_cast<const float*>(matrix.data);
-  for_each_state_pair(matrix, state_row(), column, state,
-                      [&](float& x, float& y, std::int64_t offset) {
-                        const float2 pair = __ldcg(reinterpret_cast<const float2*>(data + offset));
-                        x = pair.x;
-                        y = pair.y;
-                      });
+__device__ __forceinline__ void load_link_state(const WholeParams& p, int block, State& state) {
+  const float4* from = link_state(p, block);
+#pragma unroll
+  for (auto& half : state) {
+#pragma unroll
+    for (int j = 0; j < rows / 2; j += 4, from += Shape::groups * group_threads) {
+      const float4 x = __ldcg(from);
+      half[j] = x.x;
+      half[j + 1] = x.y;
+      half[j + 2] = x.z;
+      half[j + 3] = x.w;
+    }
+  }
 }
-__device__ __forceinline__ void store_link_state(const device::StateMatrix& matrix, int column,
-                                                 State& state) {
-  auto* const data = static_cast<float*>(matrix.data);
-  for_each_state_pair(matrix, state_row(), column, state,
-                      [&](float x, float y, std::int64_t offset) {
-                        *reinterpret_cast<float2*>(data + offset) = {x, y};
-                      });
+__device__ __forceinline__ void store_link_state(const WholeParams& p, const State& state) {
+  float4* to = link_state(p, block_number());
+#pragma unroll
+  for (const auto& half : state) {
+#pragma unroll
+    for (int j = 0; j < rows / 2; j += 4, to += Shape::groups * group_threads) {
+      *to = {half[j], half[j + 1], half[j + 2], half[j + 3]};
+    }
+  }
 }
-// By a warp.
-__device__ __forceinline__ void wait_for_front(const WholeParams& p) {
-  const std::int32_t* const front = p.links.left + block_number() - 1;
-  // By a vote, so that the loop is uniform for the compiler, too.
-  int left = 0;
-  do {
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(left) : "l"(front) : "memory");
-  } while (!__all_sync(~0U, left != 0));
-}
-// For the next block, by both state groups.
-__device__ __forceinline__ void leave_state(const WholeParams& p, State& state) {
-  store_link_state(link_state(p, block_number()), state_column(), state);
-  device::named_sync(state_left, Shape::groups * group_threads);
+// For blocks behind, by both state groups, when both have stored.
+__device__ __forceinline__ void announce_left(const WholeParams& p, std::int32_t what) {
+  device::named_sync(both_states, Shape::groups * group_threads);
   if (state_thread() == 0) {
     __threadfence();
-    asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(p.links.left + block_number())
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(p.links.left + block_number()),
+                 "r"(what)
                  : "memory");
   }
 }
@@ -522,9 +521,11 @@ __device__ __forceinline__ void store_transfer(const WholeParams& p, int column,
   }
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-// The same parts to where chunks come to, one as if it were a chunk; by a warp.
-__device__ __forceinline__ void produce_transfer(const WholeParams& p, Shared& shared, Slot& slot) {
-  const std::byte* from = p.links.transfers + blockIdx.x * transfer_bytes;
+// The parts that a block has left to where chunks come to, one as if it were a chunk; by a warp.
+__device__ __forceinline__ void produce_transfer(const WholeParams& p, int block, Shared& shared,
+                                                 Slot& slot) {
+  const std::byte* from = p.links.transfers + block * transfer_bytes;
+  asm volatile("fence.proxy.async;" ::: "memory");  // other threads have stored them
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     Barrier& full = shared.full_keys[slot.index];
@@ -608,10 +609,22 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     device::fence_async_proxy();
     shared.written[i % Shape::output_stages].arrive();
   };
-  // Leaves T S + U, S that of the block in front: three products of parts, for the precision of
-  // fp32.
+  // S becomes T S + U of a block in front: three products of parts, for the precision of fp32. The
+  // groups take turns on the tensor cores: one splits and loads while the other multiplies.
   const auto link = [&](const Job& w) {
     asm volatile("" : "+r"(i));  // so that no address is made ahead of jobs and kept
+    std::uint32_t high[steps_of_dim][4], low[steps_of_dim][4];
+#pragma unroll
+    for (int step = 0; step < steps_of_dim; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float* const x = &state[step / 4][step % 4 * 8 + 2 * e];
+        const uint2 parts = split(x[0], x[1]);
+        high[step][e] = parts.x;
+        low[step][e] = parts.y;
+      }
+    }
+    load_link_state(p, w.block, state);
     int stage[2];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -619,57 +632,43 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       wait_stored(output);
       copy_output(output);
       announce_output(output);
-      const Slot slot = slot_of<Shape::key_stages>(i + part);
-      shared.full_keys[slot.index].wait(slot.phase);
-      stage[part] = slot.index;
+      stage[part] = slot_of<Shape::key_stages>(i + part).index;
     }
-    // Twice: the blocks of a head wait for each other, so that instructions should be there when S
-    // is.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      std::uint32_t high[steps_of_dim][4], low[steps_of_dim][4];
-      State front;
-      load_link_state(link_state(p, block_number()), state_column(), state);
-      if (pass == 1) wait_for_front(p);
-      load_link_state(link_state(p, block_number() - pass), state_column(), front);
+    const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage) {
+      const std::uint64_t t[2] = {
+          device::descriptor_mn_major(device::shared_address(shared.keys[stage].k), panel_bytes),
+          device::descriptor_mn_major(device::shared_address(shared.queries[stage].q),
+                                      panel_bytes)};
 #pragma unroll
-      for (int step = 0; step < steps_of_dim; ++step) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float* const x = &front[step / 4][step % 4 * 8 + 2 * e];
-          const uint2 parts = split(x[0], x[1]);
-          high[step][e] = parts.x;
-          low[step][e] = parts.y;
+        for (int step = 0; step < steps_of_dim; ++step) {
+          device::wgmma_step<LinkType, true>(
+              state[half], x[step],
+              device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
         }
       }
-      const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage) {
-        const std::uint64_t t[2] = {
-            device::descriptor_mn_major(device::shared_address(shared.keys[stage].k), panel_bytes),
-            device::descriptor_mn_major(device::shared_address(shared.queries[stage].q),
-                                        panel_bytes)};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int step = 0; step < steps_of_dim; ++step) {
-            device::wgmma_step<LinkType, true>(
-                state[half], x[step],
-                device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
-          }
-        }
-      };
-      device::wgmma_fence();
-      multiply(low, stage[0]);
-      multiply(high, stage[0]);
-      multiply(high, stage[1]);
-      device::wgmma_commit();
-      device::wgmma_wait<0>();
-      device::hold(state[0]);
-      device::hold(state[1]);
-    }
-    leave_state(p, state);
+    };
+    shared.full_keys[stage[0]].wait(slot_of<Shape::key_stages>(i).phase);
+    const bool first_group = state_thread() < group_threads;
+    if (!first_group) device::named_sync(first_linked, Shape::groups * group_threads);
+    device::wgmma_fence();
+    multiply(low, stage[0]);
+    multiply(high, stage[0]);
+    device::wgmma_commit();
+    shared.full_keys[stage[1]].wait(slot_of<Shape::key_stages>(i + 1).phase);
+    device::wgmma_fence();
+    multiply(high, stage[1]);
+    device::wgmma_commit();
+    device::wgmma_wait<1>();
+    shared.empty_keys[stage[0]].arrive();
+    device::wgmma_wait<0>();
+    device::hold(state[0]);
+    device::hold(state[1]);
+    shared.empty_keys[stage[1]].arrive();
+    if (first_group) device::named_arrive(first_linked, Shape::groups * group_threads);
 #pragma unroll
     for (int part = 0; part < 2; ++part, ++i) {
-      shared.empty_keys[stage[part]].arrive();
       // Nothing of the pair is read, but its phases are to stay in step.
       const Slot pair = slot_of<Shape::pair_stages>(i);
       shared.scored[pair.index].wait(pair.phase);
@@ -685,21 +684,23 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     if (w.kind == Job::leave) {
       if (w.part == Job::transfer) {
         store_transfer(p, state_column(), state);
-      } else if (w.part == Job::added) {
-        store_link_state(link_state(p, block_number()), state_column(), state);
       } else {
-        leave_state(p, state);
+        store_link_state(p, state);
       }
+      if (w.part != Job::added) {
+        announce_left(p, w.part == Job::transfer ? Links::transfer_left : Links::state_left);
+      }
+      return;
+    }
+    if (w.kind == Job::take) {
+      load_link_state(p, w.block, state);
       return;
     }
     if (w.kind == Job::link) {
       link(w);
     } else if (w.part == Job::transfer) {
       make_identity(state_column(), state);
-    } else if (w.linked) {
-      wait_for_front(p);
-      load_link_state(link_state(p, block_number() - 1), state_column(), state);
-    } else {
+    } else if (!w.linked) {
       load_typed_state(p.state, w, state_column(), state);
     }
 #pragma unroll 1
@@ -966,7 +967,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
           }
           produce_keys<Shape, Norm>(p, w, shared, slot);
         } else if (w.kind == Job::link) {
-          produce_transfer(p, shared, slot);
+          produce_transfer(p, w.block, shared, slot);
         } else if (w.kind == Job::rehearse) {
           if (threadIdx.x == 0) shared.full_keys[slot.index].arrive();
           shared.full_keys[slot.index].arrive();
