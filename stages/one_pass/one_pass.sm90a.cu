@@ -218,7 +218,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
     params.norms = norms;
     add_norms(call, norms, beside);
   }
-  out.push_back(share_step(scan, table, beside));
+  out.push_back(share_step(scan, table, gates, beside));
   if (scan.most_unchunked > 0) add_recurrence(call, scan, gates, scan.most_unchunked, out);
   whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }

@@ -4,13 +4,16 @@
 // All chunks in a row, cut where each block has had as many as any other. A share that begins
 // inside a sequence costs the chunks in front of it until the past has faded; so one that would
 // begin shortly behind a sequence's start begins there. Where shares of whole sequences are done as
-// soon, nothing is cut.
+// soon, nothing is cut. Heads whose past does not fade have shares inside walked three times
+// (schedule.cuh); where sequences are few and long a sample of the gates tells which those are, and
+// their chunks count as much.
 
 #include <gdnflow/stage.hpp>
 
 #include "chunk_index/sequence_scan.cuh"
 #include "cuda_variant.hpp"
 #include "device/dependent_launch.cuh"
+#include "device/gates.cuh"
 #include "one_pass/beside.cuh"
 #include "one_pass/shares.hpp"
 #include "one_pass/span.cuh"
@@ -30,10 +33,17 @@ constexpr std::int32_t lead_cost = 11;
 constexpr std::int32_t link_cost = 8;
 // A share that would begin so little behind a sequence's start begins there.
 constexpr std::int32_t least_inside = 5;
+// What a chunk counts where shares are linked, which is looked for where a sequence has so many.
+constexpr std::int32_t linked_weight = 3;
+constexpr std::int32_t least_weighed = 48;
+// Links of a head follow one another and take about a chunk's time each: n shares of L chunks are
+// done soonest where 3 L / n is n, so one has this times sqrt(L) units at least.
+constexpr float least_linked = 1.8F;
 
 struct Params {
   SequenceScan scan;
   ShareTable table;
+  device::Scalars<const float> g;  // [T, Hv]; not where `beside` makes gates ready
   Beside beside;
 };
 
@@ -47,12 +57,14 @@ __device__ __forceinline__ T divide(T x, std::int32_t by) {
 }
 
 // The chunks of a call in a row, in units of a chunk; each sequence and head has `change_cost`
-// more, in front. A sequence in it:
+// more, in front. Some heads of a sequence that are alike, in it:
 template <class Unit>
 struct Lot {
   std::int32_t sequence;
+  std::int32_t head;  // the first
   Unit begin;
   std::int32_t length;  // of one head
+  std::int32_t weight;  // units of a chunk
 };
 
 constexpr std::int32_t threads = scan::Config::threads;
@@ -67,66 +79,92 @@ struct Shared {
   // Where shares begin: of whole sequences, and of others.
   alignas(std::int64_t) std::byte begins[2 * threads * sizeof(std::int64_t)];
   unsigned longest[2];
+  std::int32_t totals[threads / 32];  // of warps
+  std::int32_t least;                 // units of a share where some are linked
 };
 
-// The table, by a thread a block of the walk, from a row of `all` units. find(unit) is the lot that
-// has it, span(n) how sequence n lies; both by every thread, behind the end for nothing.
-template <class Unit, class Find, class SpanOf>
+// Where the share of a thread's block begins in a row of `all` units, if all are alike.
+template <class Unit>
+struct Begin {
+  Unit all;
+  Place place{};
+  Unit head_begin, head_end;
+  Unit unit;  // of the place, further in front where that is better
+  std::int32_t weight = 1;
+  bool inside = false;  // of a head
+};
+
+// By every thread, behind the end for nothing: find(unit) is the lot that has it.
+template <class Unit, class Find>
+__device__ __forceinline__ Begin<Unit> find_begin(std::int32_t blocks, std::int32_t sequences,
+                                                  Unit all, Find&& find) {
+  const auto block = static_cast<std::int32_t>(threadIdx.x);
+  const Unit least = divide(all, blocks);
+  const Unit rest = all - least * blocks;
+  // No two blocks begin inside a sequence at one place.
+  const Unit unit = least == 0 ? block : least * block + divide(rest * block, blocks);
+  const Lot<Unit> lot = find(unit);
+  Begin<Unit> begin{all, {sequences, 0, 0}, all, all, all};
+  if (block < blocks && unit < all) {
+    const auto within = static_cast<std::int32_t>(unit - lot.begin);
+    const std::int32_t head = divide(within, lot.length);
+    begin.head_begin = lot.begin + static_cast<Unit>(head) * lot.length;
+    begin.head_end = begin.head_begin + lot.length;
+    begin.weight = lot.weight;
+    std::int32_t chunk = within - head * lot.length - change_cost;
+    if (lot.weight != 1) chunk = divide(max(chunk, 0), lot.weight);
+    // Not to walk the chunks in front twice.
+    begin.inside = chunk > least_inside;
+    begin.place = {lot.sequence, lot.head + head, begin.inside ? chunk : 0};
+    begin.unit = begin.inside ? unit : begin.head_begin;
+  }
+  return begin;
+}
+
+// The table, by a thread a block of the walk: of whole sequences, or of others where that is done
+// sooner. span(n) is how sequence n lies, by every thread.
+template <class Unit, class SpanOf>
 __device__ __forceinline__ void share_out(const ShareTable& table, Shared& shared,
-                                          std::int32_t sequences, Unit all, std::int32_t chunks,
-                                          Find&& find, SpanOf&& span) {
+                                          std::int32_t sequences, std::int32_t chunks,
+                                          const Begin<Unit>& uncut, const Begin<Unit>& cut,
+                                          SpanOf&& span) {
   const auto block = static_cast<std::int32_t>(threadIdx.x);
   auto& begins = reinterpret_cast<Unit(&)[2][threads]>(*shared.begins);
   if (block < 2) shared.longest[block] = 0;
-  const Unit least = divide(all, table.blocks);
-  const Unit rest = all - least * table.blocks;
-  // No two blocks begin inside a sequence at one place.
-  const Unit unit = least == 0 ? block : least * block + divide(rest * block, table.blocks);
-  const Lot<Unit> lot = find(unit);
-  Share share;
-  share.begin = {sequences, 0, 0};
-  Unit head_begin = all;
-  Unit head_end = all;
-  if (block < table.blocks && unit < all) {
-    const auto within = static_cast<std::int32_t>(unit - lot.begin);
-    const std::int32_t head = divide(within, lot.length);
-    head_begin = lot.begin + static_cast<Unit>(head) * lot.length;
-    head_end = head_begin + lot.length;
-    share.begin = {lot.sequence, head, within - head * lot.length - change_cost};
-  }
-  share.span = span(share.begin.sequence);
-  // Further in front, where that is better: not to walk the chunks in front twice.
-  bool inside = share.begin.chunk > least_inside;
-  begins[0][block] = head_begin;
-  begins[1][block] = inside ? unit : head_begin;
+  begins[0][block] = uncut.head_begin;
+  begins[1][block] = cut.unit;
+  const Span uncut_span = span(uncut.place.sequence);
+  const Span cut_span = span(cut.place.sequence);
   __syncthreads();
-  // or whole sequences, where those are done as soon.
 #pragma unroll
-  for (int cut = 0; cut < 2; ++cut) {
+  for (int i = 0; i < 2; ++i) {
     Unit cost = 0;
     if (block < table.blocks) {
-      cost = begins[cut][block + 1] - begins[cut][block] + (cut == 1 && inside ? lead_cost : 0);
+      cost = begins[i][block + 1] - begins[i][block] + (i == 1 && cut.inside ? lead_cost : 0);
     }
     const unsigned longest = __reduce_max_sync(
         ~0U, static_cast<unsigned>(min(static_cast<std::int64_t>(cost), std::int64_t{UINT_MAX})));
-    if (block % 32 == 0) atomicMax(&shared.longest[cut], longest);
+    if (block % 32 == 0) atomicMax(&shared.longest[i], longest);
   }
   __syncthreads();
   if (block > table.blocks) return;
   const bool whole = !table.cuts || shared.longest[0] <= shared.longest[1];
+  const Begin<Unit> own = whole ? uncut : cut;
   const Unit* const chosen = begins[whole ? 0 : 1];
-  inside = inside && !whole;
+  const bool inside = !whole && own.inside;
+  const Unit next = block < table.blocks ? chosen[block + 1] : own.all;
+  const bool goes_on = own.head_begin < next && next < own.head_end;
+  Share share;
+  share.begin = own.place;
   if (!inside) share.begin.chunk = 0;
-  const Unit next = block < table.blocks ? chosen[block + 1] : all;
-  const bool goes_on = head_begin < next && next < head_end;
   share.first_block = share.last_block = block;
   if (inside || goes_on) {
     std::int32_t first = 0;
 #pragma unroll 1
     for (std::int32_t step = (threads + 1) / 2; step > 0; step /= 2) {
-      if (first + step <= block && chosen[first + step] <= head_begin) first += step;
+      if (first + step <= block && chosen[first + step] <= own.head_begin) first += step;
       const std::int32_t last = share.last_block + step;
-      if (last < table.blocks && chosen[last] < head_end) share.last_block = last;
+      if (last < table.blocks && chosen[last] < own.head_end) share.last_block = last;
     }
     if (inside) share.first_block = first;
   }
@@ -135,8 +173,11 @@ __device__ __forceinline__ void share_out(const ShareTable& table, Shared& share
     share.span = {};
     share.span.first_chunk = chunks;
   } else {
-    const std::int32_t end =
-        goes_on ? static_cast<std::int32_t>(next - head_begin) - change_cost : share.span.chunks;
+    share.span = whole ? uncut_span : cut_span;
+    std::int32_t end = share.span.chunks;
+    if (goes_on) {
+      end = divide(static_cast<std::int32_t>(next - own.head_begin) - change_cost, own.weight);
+    }
     share.most_lead = min(2 * (end - share.begin.chunk) + link_cost, segments::most_lead);
     // A head's last share is walked once, linked or not, and the block in front is no later with
     // the state than a walk from the start would be.
@@ -145,33 +186,128 @@ __device__ __forceinline__ void share_out(const ShareTable& table, Shared& share
   table.shares[block] = share;
 }
 
+// Sequences by lanes.
+struct FewSequences {
+  std::int32_t count;
+  std::int32_t units;   // in front of this lane's sequence, of one head,
+  std::int32_t chunks;  // and of those
+  std::int32_t start;   // its first token
+
+  __device__ static std::int32_t at(std::int32_t x, std::int32_t n) {
+    return __shfl_sync(~0U, x, n);
+  }
+  __device__ static std::int32_t of(std::int32_t x, std::int32_t n) {
+    return at(x, n + 1) - at(x, n);
+  }
+};
+
+// Units in front of single heads, in `shared.units`, chunks weighed; by the block, a head a thread.
+// False where none is linked. A sample of the gates tells: four or eight tokens a head.
+template <bool HasBeside>
+__device__ __forceinline__ bool weigh_heads(const Params& p, Shared& shared,
+                                            const FewSequences& few) {
+  const auto thread = static_cast<std::int32_t>(threadIdx.x);
+  const std::int32_t heads = p.table.heads;
+  const std::int32_t lots = few.count * heads;
+  const std::int32_t samples = 8 * lots <= threads ? 8 : 4;
+  // How far back a share of usual length would look.
+  const std::int32_t lead =
+      min(2 * (FewSequences::at(few.chunks, 31) * heads / p.table.blocks) + link_cost,
+          segments::most_lead);
+  const float fades = (segments::log2_resolution + segments::log2_margin) *
+                      static_cast<float>(samples) /
+                      (device::log2_e * static_cast<float>(chunk_tokens * lead));
+  bool any = false;
+#pragma unroll 1
+  for (std::int32_t i = thread; i - thread < lots * samples; i += threads) {
+    const std::int32_t lot = min(i / samples, lots - 1);
+    const std::int32_t n = lot / heads;
+    const std::int32_t head = lot - n * heads;
+    const std::int32_t start = FewSequences::at(few.start, n);
+    const auto tokens = static_cast<std::uint32_t>(FewSequences::of(few.start, n));
+    const std::int32_t chunks = FewSequences::of(few.chunks, n);
+    const std::int32_t units = FewSequences::of(few.units, n);
+    float g = 0.0F;
+    if (chunks >= least_weighed) {
+      const std::int32_t token =
+          start + static_cast<std::int32_t>(tokens / samples * (i % samples) + tokens / 16);
+      const gate::Table& raw = p.beside.gates;
+      g = device::clamp_log_decay(HasBeside && raw.elements > 0
+                                      ? gate::log_decay(raw, raw.gate.at(token, head), head)
+                                      : p.g.at(token, head));
+    }
+    for (int step = 1; step < samples; step *= 2) g += __shfl_xor_sync(~0U, g, step);
+    // A NaN never fades.
+    const bool linked = chunks >= least_weighed && !(g <= fades);
+    any = any || linked;
+    if (i % samples == 0 && i < lots * samples) {
+      shared.units[lot] = linked ? units + (linked_weight - 1) * chunks : units;
+      if (linked) {
+        atomicMax(&shared.least,
+                  static_cast<std::int32_t>(least_linked * sqrtf(static_cast<float>(chunks))));
+      }
+    }
+  }
+  if (__syncthreads_or(static_cast<int>(any)) == 0) return false;
+  const std::int32_t units = thread < lots ? shared.units[thread] : 0;
+  std::int32_t in_front = scan::sum_in_front(units);
+  if (thread % 32 == 31) shared.totals[thread / 32] = in_front + units;
+  __syncthreads();
+  for (std::int32_t warp = 0; warp < thread / 32; ++warp) in_front += shared.totals[warp];
+  shared.units[thread] = in_front;
+  if (thread == threads - 1) shared.units[threads] = in_front + units;
+  __syncthreads();
+  return true;
+}
+
 // Of few sequences, which every warp finds for itself: a launch of nothing else is mostly barriers
 // and instructions that come once. False, and nothing done, where numbers would not fit.
+template <bool HasBeside>
 __device__ __forceinline__ bool share_few(const Params& p, Shared& shared) {
   const SequenceScan& s = p.scan;
+  const ShareTable& table = p.table;
   const auto count = static_cast<std::int32_t>(s.given);
   const scan::Sequence mine = scan::sequence_of_lane(s, count);
   const std::int32_t jobs =
-      p.table.skips ? mine.before.sequences : static_cast<std::int32_t>(mine.number);
-  const std::int32_t units = mine.before.chunks + change_cost * jobs;
-  const std::int32_t in_all = __shfl_sync(~0U, units, 31);
-  if (in_all > INT_MAX / (p.table.heads * threads)) return false;
+      table.skips ? mine.before.sequences : static_cast<std::int32_t>(mine.number);
+  const FewSequences few{count, mine.before.chunks + change_cost * jobs, mine.before.chunks,
+                         mine.start};
+  const std::int32_t all = FewSequences::at(few.units, 31);
+  if (all > INT_MAX / (linked_weight * table.heads * threads)) return false;
   scan::write_few(s, mine);
-  const auto behind = [](std::int32_t x, std::int32_t n) { return __shfl_sync(~0U, x, n + 1); };
-  const auto at = [](std::int32_t x, std::int32_t n) { return __shfl_sync(~0U, x, n); };
-  share_out(
-      p.table, shared, count, in_all * p.table.heads, at(mine.before.chunks, 31),
-      [&](std::int32_t unit) {
-        const std::int32_t n = scan::lane_of(units * p.table.heads, unit);
-        const std::int32_t begin = at(units, n);
-        return Lot<std::int32_t>{n, begin * p.table.heads, behind(units, n) - begin};
-      },
-      [&](std::int32_t n) {
-        const std::int32_t first = at(mine.before.chunks, n);
-        const std::int32_t chunks = behind(mine.before.chunks, n) - first;
-        return span_of(first, n < count ? chunks : 0, at(mine.start, n), behind(mine.start, n),
-                       s.prefix_lens, s.wide_index, n);
+  const Begin<std::int32_t> uncut =
+      find_begin(table.blocks, count, all * table.heads, [&](std::int32_t unit) {
+        const std::int32_t n = scan::lane_of(few.units * table.heads, unit);
+        return Lot<std::int32_t>{n, 0, FewSequences::at(few.units, n) * table.heads,
+                                 FewSequences::of(few.units, n), 1};
       });
+  Begin<std::int32_t> cut = uncut;
+  const std::int32_t own = __shfl_down_sync(~0U, few.chunks, 1) - few.chunks;
+  const std::int32_t lots = count * table.heads;
+  // Each block has at least a chunk of the heaviest.
+  if (table.cuts && __any_sync(~0U, own >= least_weighed) && lots <= threads &&
+      all * table.heads >= linked_weight * table.blocks && weigh_heads<HasBeside>(p, shared, few)) {
+    const std::int32_t weighed = shared.units[threads];
+    const std::int32_t blocks = max(min(table.blocks, divide(weighed, shared.least)), 1);
+    cut = find_begin(blocks, count, weighed, [&](std::int32_t unit) {
+      std::int32_t lot = 0;  // the last one that begins at `unit` or in front of it
+#pragma unroll 1
+      for (std::int32_t step = threads / 2; step > 0; step /= 2) {
+        if (lot + step < lots && shared.units[lot + step] <= unit) lot += step;
+      }
+      const std::int32_t n = lot / table.heads;
+      const std::int32_t length = shared.units[lot + 1] - shared.units[lot];
+      return Lot<std::int32_t>{n, lot - n * table.heads, shared.units[lot], length,
+                               length > FewSequences::of(few.units, n) ? linked_weight : 1};
+    });
+  }
+  share_out(table, shared, count, FewSequences::at(few.chunks, 31), uncut, cut,
+            [&](std::int32_t n) {
+              const std::int32_t chunks = FewSequences::of(few.chunks, n);
+              return span_of(FewSequences::at(few.chunks, n), n < count ? chunks : 0,
+                             FewSequences::at(few.start, n), FewSequences::at(few.start, n + 1),
+                             s.prefix_lens, s.wide_index, n);
+            });
   return true;
 }
 
@@ -206,22 +342,21 @@ __device__ __forceinline__ void share_many(const Params& p, Shared& shared) {
   const std::int32_t* const offsets = fit ? shared.offsets : p.scan.chunk_offsets;
   const std::int32_t* const starts = fit ? shared.starts : p.scan.starts;
   const auto begin_of = [&](std::int32_t n) { return std::int64_t{units[n]} * table.heads; };
-  share_out(
-      table, shared, sequences, begin_of(sequences), end.before.chunks,
-      [&](std::int64_t unit) {
+  const Begin<std::int64_t> begin =
+      find_begin(table.blocks, sequences, begin_of(sequences), [&](std::int64_t unit) {
         std::int32_t sequence = 0;  // the last one that begins at `unit` or in front of it
         std::int32_t behind = sequences;
         while (behind - sequence > 1) {
           const std::int32_t middle = sequence + (behind - sequence) / 2;
           (begin_of(middle) <= unit ? sequence : behind) = middle;
         }
-        return Lot<std::int64_t>{sequence, begin_of(sequence),
-                                 units[sequence + 1] - units[sequence]};
-      },
-      [&](std::int32_t n) {
-        return n < sequences ? span_of(offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n)
-                             : Span{};
+        return Lot<std::int64_t>{sequence, 0, begin_of(sequence),
+                                 units[sequence + 1] - units[sequence], 1};
       });
+  share_out(table, shared, sequences, end.before.chunks, begin, begin, [&](std::int32_t n) {
+    return n < sequences ? span_of(offsets, starts, p.scan.prefix_lens, p.scan.wide_index, n)
+                         : Span{};
+  });
 }
 
 template <bool HasBeside>
@@ -235,16 +370,19 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
   }
   const auto block = static_cast<std::int32_t>(threadIdx.x);
   if (block < p.table.blocks) p.table.finished[block] = p.table.left[block] = 0;
-  if (p.scan.given <= scan::few && share_few(p, shared)) return;
+  if (block == 0) shared.least = 1;
+  __syncthreads();
+  if (p.scan.given <= scan::few && share_few<HasBeside>(p, shared)) return;
   share_many(p, shared);
 }
 
 }  // namespace
 
-Step share_step(const SequenceScan& scan, const ShareTable& table, const Beside& beside) {
+Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
+                const Beside& beside) {
   return programmatic(
       kernel_step("one_pass shares", beside.blocks > 0 ? share_kernel<true> : share_kernel<false>,
-                  grid_of(1 + beside.blocks), {threads}, 0, Params{scan, table, beside}));
+                  grid_of(1 + beside.blocks), {threads}, 0, Params{scan, table, gates.g, beside}));
 }
 
 }  // namespace gdnflow::stages::one_pass

@@ -51,9 +51,11 @@ struct ShareTable {
 };
 
 struct Beside;
+struct ReadyGates;
 
-/// The scan and the table, in one launch, by one block; beside it what is to be found besides.
-/// `scan.starts` and `scan.chunk_offsets` are asked for.
-Step share_step(const SequenceScan& scan, const ShareTable& table, const Beside& beside);
+/// The scan and the table, in one launch, by one block; beside it what is to be found besides,
+/// which may be the gates. `scan.starts` and `scan.chunk_offsets` are asked for.
+Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
+                const Beside& beside);
 
 }  // namespace gdnflow::stages::one_pass
