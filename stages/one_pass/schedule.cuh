@@ -50,7 +50,7 @@ struct Job : Task {
 struct Progress {
   enum Step : int {
     share,
-    add,  // of a share that is linked and has one behind it that is
+    add,  // of a share that is linked and lies inside a head, for those behind
     leave_added,
     transfer,
     leave_transfer,
@@ -317,12 +317,13 @@ class Scheduler {
         break;
       case Progress::look_ahead:
         now_.step = start.chunk >= 0      ? behind_others()
-                    : is_linked_through() ? Progress::add
+                    : is_linked_through() ? Progress::leave_added
                                           : Progress::leave;
         break;
       case Progress::add:
+        // Under which it is found out whether anybody needs it, as is likely.
         found_part(Job::added);
-        now_.step = Progress::leave_added;
+        now_.step = Progress::look_ahead;
         break;
       case Progress::leave_added:
         found(Job::leave, now_.at, -1).part = Job::added;
@@ -469,26 +470,35 @@ class Scheduler {
   }
   __device__ __forceinline__ static int block_of() { return static_cast<int>(blockIdx.x); }
   // The nearest block in front that leaves a state; those between leave T and U, and all are waited
-  // for. By the warp.
+  // for. By the warp, 32 blocks at a time.
   __device__ __forceinline__ void find_front() {
-    int block = block_of();
-    for (int left = 0; !__any_sync(~0U, left == Links::state_left);) {
-      --block;
-      do {
+    const auto lane = static_cast<int>(threadIdx.x % 32);
+    int front = block_of() - 1;
+    for (;;) {
+      std::int32_t left = 0;
+      if (front >= lane) {
         asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
                      : "=r"(left)
-                     : "l"(p_.links.left + block)
+                     : "l"(p_.links.left + front - lane)
                      : "memory");
-      } while (!__all_sync(~0U, left != 0));
+      }
+      const unsigned states = __ballot_sync(~0U, left == Links::state_left);
+      const unsigned missing = __ballot_sync(~0U, left == 0);
+      // The lowest bit of each: a state with nothing missing in front of it.
+      if ((states & (0U - states)) - 1U < (missing & (0U - missing)) - 1U) {
+        front -= __ffs(static_cast<int>(states)) - 1;
+        break;
+      }
+      if (missing == 0) front -= 32;
     }
-    if (is_first_lane()) now_.taken = block;
+    if (is_first_lane()) now_.taken = front;
     __syncwarp();
   }
   // Other heads come first: for the end of the last one the next block may wait.
   __device__ __forceinline__ void put_off() {
     now_.linked = true;
     if (is_linked_through()) {
-      now_.step = Progress::look_ahead;
+      now_.step = Progress::add;
       return;
     }
     now_.left -= end_of_first() - now_.at.chunk;
@@ -508,10 +518,13 @@ class Scheduler {
     now_.taken = block;
     Span span{};
     span.chunks = 4;  // of which two, neither the first nor the last
-    const bool last = behind_link() == Progress::last;
-    Job& job = found_walk({begin.sequence, begin.head, 3}, span, 1, 3, -1, false, last);
+    Job& job = found_walk({begin.sequence, begin.head, 3}, span, 1, 3, -1, false, true);
     job.kind = Job::link;
     job.block = block;
+    // No outputs: those of other jobs are numbered on as if it had no chunks, either.
+    job.fresh = job.flush = false;
+    now_.starts -= 3;
+    now_.flushes -= 3;
   }
   __device__ __forceinline__ void found_last() {
     const Place begin = now_.shares[0].begin;

@@ -347,7 +347,7 @@ __device__ void store_outputs(const WholeParams& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
   Slot slot;
   for_each_job(shared.ring, [&](const Job& w) {
-    if (w.chunks == 0) return;
+    if (w.chunks == 0 || w.kind == Job::link) return;
     const auto next = [&](auto&& store) {
       shared.written[slot.index].wait(slot.phase);
       store();
@@ -625,40 +625,34 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       }
     }
     load_link_state(p, w.block, state);
-    int stage[2];
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const int output = i + part + w.outputs;
-      wait_stored(output);
-      copy_output(output);
-      announce_output(output);
-      stage[part] = slot_of<Shape::key_stages>(i + part).index;
-    }
-    const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage) {
+    const int stage[2] = {slot_of<Shape::key_stages>(i).index,
+                          slot_of<Shape::key_stages>(i + 1).index};
+    const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage, int half) {
       const std::uint64_t t[2] = {
           device::descriptor_mn_major(device::shared_address(shared.keys[stage].k), panel_bytes),
           device::descriptor_mn_major(device::shared_address(shared.queries[stage].q),
                                       panel_bytes)};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int step = 0; step < steps_of_dim; ++step) {
-          device::wgmma_step<LinkType, true>(
-              state[half], x[step],
-              device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
-        }
+      for (int step = 0; step < steps_of_dim; ++step) {
+        device::wgmma_step<LinkType, true>(
+            state[half], x[step],
+            device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
       }
     };
     shared.full_keys[stage[0]].wait(slot_of<Shape::key_stages>(i).phase);
     const bool first_group = state_thread() < group_threads;
     if (!first_group) device::named_sync(first_linked, Shape::groups * group_threads);
-    device::wgmma_fence();
-    multiply(low, stage[0]);
-    multiply(high, stage[0]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      device::wgmma_fence();  // of each half, whose U may be there first
+      multiply(low, stage[0], half);
+      multiply(high, stage[0], half);
+    }
     device::wgmma_commit();
     shared.full_keys[stage[1]].wait(slot_of<Shape::key_stages>(i + 1).phase);
     device::wgmma_fence();
-    multiply(high, stage[1]);
+    multiply(high, stage[1], 0);
+    multiply(high, stage[1], 1);
     device::wgmma_commit();
     device::wgmma_wait<1>();
     shared.empty_keys[stage[0]].arrive();
