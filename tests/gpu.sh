@@ -187,9 +187,10 @@ if [ "$sanitizer" = yes ]; then
     step "$tool links" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
       --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
       --sweep one_pass:value_tile=128 &
-    # q and k normalised inside; short sequences among long ones, so many that they go token by token.
+    # q and k normalised and gates made ready inside; short sequences among long ones, so many that
+    # they go token by token.
     step "$tool norms" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-      --qk-norm --pipelines one-pass,recurrent --case 1,200,1,2,state \
+      --qk-norm --raw-gates --pipelines one-pass,recurrent --case 1,200,1,2,state \
       --sweep one_pass:value_tile=128 &
     step "$tool short" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
       --pipelines one-pass --lengths 3,9,1,8,30,7,0,2,8,8,64,1,4,6,8,2,3,5,9 --heads 16,64 \

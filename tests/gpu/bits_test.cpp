@@ -118,9 +118,9 @@ struct Shape {
   }
 };
 
-/// Short, packed, with tails; of those for segments one each that is cut, kept whole, and cut at
-/// first and then computed again; normalised; and so many sequences of heads that some go token by
-/// token.
+/// Short, packed, with tails; of those for segments one each that is cut, kept whole or linked,
+/// both beside each other, and cut at first and then computed again; normalised; and so many
+/// sequences of heads that some go token by token.
 std::vector<Shape> all_shapes() {
   return {
       {{1}, 1, 1},
@@ -130,6 +130,7 @@ std::vector<Shape> all_shapes() {
       {{192, 100}, 16, 64, Distribution::random_decay, 128, DType::bf16, false},
       {{700, 40, 1300}, 2, 4},
       {{1025}, 1, 2, Distribution::no_decay},
+      {{4000, 300}, 1, 4, Distribution::quarter_frozen},
       {{1025}, 1, 2, Distribution::random_decay, 128, DType::bf16, true, 1e15F},
       {{192, 100, 1}, 4, 8, Distribution::random_decay, 128, DType::bf16, true, 1.0F, true},
       {{3, 9, 1, 8, 30, 7, 0, 2, 8, 8, 64, 1, 4, 6, 8, 2, 3}, 16, 64},

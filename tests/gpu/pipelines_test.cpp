@@ -496,7 +496,7 @@ TEST_CASE("gates made ready inside a kernel have the bits of the stage's")
   int run = 0;
   for (const Form& form : runnable_forms()) {
     if (form.recipe != "one-pass" && form.recipe != "recurrent") continue;
-    for (const Lengths& lengths : {Lengths{700, 1, 0, 64}, Lengths(40, 30)}) {
+    for (const Lengths& lengths : {Lengths{700, 1, 0, 64}, Lengths(40, 30), Lengths{4000, 200}}) {
       for (const Gates& gates : forms_of_gates) {
         for (const DType type : {DType::bf16, DType::f16}) {
           Case c{form, {}, lengths, Distribution::model, true};

@@ -80,5 +80,6 @@
 ///                   segments, where a variant makes use of them
 ///   one_pass        q, k, v, g, beta, cu_seqlens, prefix_lens, states -> o, final_state,
 ///                   checkpoints; by tokens or by chunks. A variant with an option `qk_norm` set
-///                   to 1 normalises q and k itself, as qk_norm does, and without rounding them
+///                   to 1 normalises q and k itself, as qk_norm does, and without rounding them;
+///                   with `gate` it takes what the stage gate takes in the place of g and beta
 ///   zero_padding    cu_seqlens -> o (in place): rows no sequence owns become zero
