@@ -244,7 +244,7 @@ constexpr std::array<Recipe, 11> ladder{{
      chunked<best_front, warp_specialized>},
     {"register-state", "the recurrence transposed, in registers from product to product",
      chunked<best_front, register_state>},
-    {"one-pass", "everything from the log decay on in one walk over the chunks", in_one<one_pass>},
+    {"one-pass", "everything from the gates on, in one walk over the chunks", in_one<one_pass>},
     {"recurrent", "token by token, without chunks: for a handful of tokens, and as a check",
      in_one<recurrent>},
     {"auto", "the one of the others that a model of measured times expects to be done first",

@@ -29,7 +29,7 @@ struct Beside {
     constexpr std::int64_t resident = 8;  // blocks a multiprocessor, about
     gates = table;
     blocks = std::max(blocks, std::min(ceil_div(most_elements, std::int64_t{threads}),
-                                       resident * multiprocessors));
+                                       resident * std::max(multiprocessors, 1)));
   }
   void add_norms(const NormTable& table, std::int64_t of_blocks) {
     norms = table;

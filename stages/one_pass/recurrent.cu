@@ -462,8 +462,8 @@ __global__ void __launch_bounds__(S::threads, S::resident)
   }
 }
 
-/// Whether heads are few enough that a token's time is what counts. Not where a sequence is to have
-/// the same bits in any batch.
+/// Whether heads are few enough that a token's time is what counts: measured, up to a quarter of
+/// the multiprocessors. Not where a sequence is to have the same bits in any batch.
 bool is_narrow(const VariantQuery& query) {
   return query.problem.mode != Mode::batch_invariant &&
          4 * query.capacity.max_sequences * query.problem.v_heads <= query.device.multiprocessors;

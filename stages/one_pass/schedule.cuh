@@ -338,7 +338,7 @@ class Scheduler {
         now_.step = Progress::take;
         break;
       case Progress::take:
-        found(Job::take, now_.at, -1).block = now_.taken;
+        found(Job::take, now_.shares[0].begin, -1).block = now_.taken;
         now_.step = behind_link();
         break;
       case Progress::link:

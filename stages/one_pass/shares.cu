@@ -179,8 +179,8 @@ __device__ __forceinline__ void share_out(const ShareTable& table, Shared& share
       end = divide(static_cast<std::int32_t>(next - own.head_begin) - change_cost, own.weight);
     }
     share.most_lead = min(2 * (end - share.begin.chunk) + link_cost, segments::most_lead);
-    // A head's last share is walked once, linked or not, and the block in front is no later with
-    // the state than a walk from the start would be.
+    // A head's last share is walked once, linked or not, and what blocks in front leave is there no
+    // later than a walk from the start would be done.
     share.most_start = goes_on ? share.most_lead : link_cost;
   }
   table.shares[block] = share;

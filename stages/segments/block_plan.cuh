@@ -153,7 +153,7 @@ struct WarpPlan {
       const std::int32_t length = __shfl_sync(~0U, chunks, n);
       const std::int32_t count = __shfl_sync(~0U, mine, n);
       const std::int32_t i = slot - __shfl_sync(~0U, in_front, n);
-      if (slot < used) {
+      if (slot < min(used, capacity)) {
         slots[slot] = {n, begin + Cut::border(length, count, i),
                        begin + Cut::border(length, count, i + 1), i};
       } else if (slot < capacity) {
