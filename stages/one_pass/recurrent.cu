@@ -466,7 +466,8 @@ __global__ void __launch_bounds__(S::threads, S::resident)
 /// the multiprocessors. Not where a sequence is to have the same bits in any batch.
 bool is_narrow(const VariantQuery& query) {
   return query.problem.mode != Mode::batch_invariant &&
-         4 * query.capacity.max_sequences * query.problem.v_heads <= query.device.multiprocessors;
+         3 * query.capacity.max_sequences * query.problem.v_heads <=
+             2 * std::int64_t{query.device.multiprocessors};
 }
 
 bool suits_vectors(const TensorView& pool) {

@@ -111,6 +111,22 @@ TEST_CASE("cases come from the command line and from files in both formats")
   CHECK(lines(read_text(csv)) == 2);
 }
 
+TEST_CASE("raw gates in place of log decay and beta are right in every pipeline")
+{
+  for (const char* const distribution : {"model", "quarter_frozen"}) {
+    const Outcome outcome =
+        run("ablate", host({"--case", "1,130,2,4", "--raw-gates", "--distribution", distribution,
+                            "--json", "--pipelines", "naive,residual,auto"}));
+    CAPTURE(outcome.err);
+    REQUIRE(outcome.status == 0);
+    const Json report = Json::parse(outcome.out);
+    for (const Json& pipeline : report.at("cases").at(0).at("pipelines")) {
+      CHECK(pipeline.at("right") == true);
+      CHECK(find(pipeline.at("stages"), "node", "gate").at("ms").get<double>() >= 0);
+    }
+  }
+}
+
 TEST_CASE("a report is read back to the same table, CSV and JSON, and is plotted")
 {
   const TemporaryFolder folder;
