@@ -26,8 +26,11 @@ void describe(po::options_description& options) {
       "query/key heads and value heads; default: 2,4 on the host, 16,64 on a GPU")(
       "head-dim", po::value<std::int64_t>()->default_value(128)->value_name("D"), "head dim");
   add_problem_options(options);
-  options.add_options()("seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
-                        "of lengths, inputs and states")(
+  options.add_options()("distribution",
+                        po::value<std::string>()->default_value("random_decay")->value_name("NAME"),
+                        "distribution of the inputs, as gdnflow-ablate has it")(
+      "seed", po::value<std::uint64_t>()->default_value(1)->value_name("N"),
+      "of lengths, inputs and states")(
       "sequences", count(),
       "most sequences of a batch; default: 8, of a soak 16, of a trace on a GPU 64")(
       "check", count(),

@@ -32,7 +32,7 @@ struct Settings {
   std::int64_t batches = 0;
   std::int64_t buffers = 0;
   std::int64_t checks = 0;
-  std::uint64_t seed = 0;
+  Draw draw;
   Bounds bounds;
 };
 
@@ -47,7 +47,7 @@ Settings settings_from(const po::variables_map& arguments) {
   s.batches = count_or(arguments, "batches", 1, on_host ? 20 : 500);
   s.buffers = std::min(count_or(arguments, "buffers", 1, 2), s.batches);
   s.checks = std::min(count_or(arguments, "check", 0, 4), s.batches);
-  s.seed = arguments["seed"].as<std::uint64_t>();
+  s.draw = draw_from(arguments);
   s.bounds = bounds_from(arguments, s.problem);
   validate(s.problem, s.capacity);
   return s;
@@ -153,13 +153,13 @@ int run_batches(const po::variables_map& arguments) {
   const Pipeline pipeline =
       make_pipeline(recipe, settings.problem, settings.capacity, info, overrides);
 
-  Batches batches(settings.capacity, settings.seed);
+  Batches batches(settings.capacity, settings.draw.seed);
   std::vector<Workload> workloads;
   const std::vector<std::int64_t> first = batches.next();
   for (std::int64_t i = 0; i < settings.buffers; ++i) {
-    workloads.push_back(
-        make_workload(settings.problem, settings.capacity, first, Distribution::random_decay,
-                      settings.seed + static_cast<std::uint64_t>(i), settings.device));
+    workloads.push_back(make_workload(settings.problem, settings.capacity, first,
+                                      settings.draw.distribution, settings.draw.next(i).seed,
+                                      settings.device));
   }
   std::vector<Contestant> contestants = make_contestants(settings, pipeline, workloads.front());
 
@@ -191,7 +191,8 @@ int run_batches(const po::variables_map& arguments) {
                  {"capacity", to_string(settings.capacity)},
                  {"batches", settings.batches},
                  {"tokens", tokens},
-                 {"seed", settings.seed},
+                 {"distribution", to_string(settings.draw.distribution)},
+                 {"seed", settings.draw.seed},
                  {"checked", settings.checks}};
   Table table({"executor", "p50 ms", "p95 ms", "p99 ms", "tokens/s", "run p50 us", "run p99 us",
                "bind p50 us"},

@@ -9,13 +9,13 @@
 namespace gdnflow::apps::replay {
 
 std::vector<BucketCost> bucket_costs(const Problem& problem, std::int64_t sequences,
-                                     const PrefillOptions& prefill, std::uint64_t seed,
-                                     Device device, Stream stream) {
+                                     const PrefillOptions& prefill, const Draw& draw, Device device,
+                                     Stream stream) {
   constexpr std::array<std::int64_t, 2> buckets{192, 2048};
   constexpr double seconds = 0.5;
   // Buffers of the largest, so that each bucket is bound to as many rows as it has.
-  Engine engine(problem, {buckets.back(), sequences}, 1, 1, seed, device);
-  engine.draw_pools(seed);
+  Engine engine(problem, {buckets.back(), sequences}, 1, 1, draw, device);
+  engine.draw_pools(draw.seed);
   const std::array<Piece, 1> pieces{{{0, 0, bucket_cost_tokens, 0, true, true}}};
   engine.set_step(pieces);
   const PrefillTensors tensors = engine.tensors(0);

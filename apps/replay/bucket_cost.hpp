@@ -4,6 +4,7 @@
 #include <gdnflow/problem.hpp>
 
 #include "common/timing.hpp"
+#include "replay/settings.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -22,7 +23,7 @@ struct BucketCost {
 /// What a bucket costs that a batch does not fill: one sequence in a bucket that just holds it and
 /// in one far larger, each by replays of its session. Waits.
 std::vector<BucketCost> bucket_costs(const Problem& problem, std::int64_t sequences,
-                                     const PrefillOptions& prefill, std::uint64_t seed,
-                                     Device device, Stream stream);
+                                     const PrefillOptions& prefill, const Draw& draw, Device device,
+                                     Stream stream);
 
 }  // namespace gdnflow::apps::replay

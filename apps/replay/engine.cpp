@@ -33,7 +33,7 @@ void write(const OwnedTensor& tensor, const std::vector<T>& values) {
 }  // namespace
 
 Engine::Engine(const Problem& problem, const Capacity& largest, std::int64_t layers,
-               std::int64_t pool_rows, std::uint64_t seed, Device device)
+               std::int64_t pool_rows, const Draw& draw, Device device)
     : problem_(problem),
       device_(device),
       cu_seqlens_(make_vector(device, DType::i32, largest.max_sequences + 1)),
@@ -44,8 +44,7 @@ Engine::Engine(const Problem& problem, const Capacity& largest, std::int64_t lay
       checkpoint_state_indices_(
           make_vector(device, DType::i32, most_checkpoints(problem, largest))) {
   for (std::int64_t i = 0; i < std::min(layers, most_sets); ++i) {
-    activations_.push_back(
-        make_activations(problem, largest, seed + static_cast<std::uint64_t>(i), device));
+    activations_.push_back(make_activations(problem, largest, draw.next(i), device));
   }
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     pools_.push_back(make_tensor(device, problem.state, state_extents(problem, pool_rows)));
@@ -128,14 +127,14 @@ TensorView Engine::state(std::int64_t layer, std::int32_t row) const {
   return rows_of(pools_[static_cast<std::size_t>(layer)].view, row, 1);
 }
 
-Workload make_activations(Problem problem, const Capacity& capacity, std::uint64_t seed,
+Workload make_activations(Problem problem, const Capacity& capacity, const Draw& draw,
                           Device device) {
   problem.initial_state = problem.final_state = problem.has_initial_state = false;
   problem.state_indices = problem.output_state_indices = problem.prefix_lens = false;
   problem.checkpoint_interval = 0;
   problem.checkpoint_state_indices = false;
   const std::vector<std::int64_t> none(static_cast<std::size_t>(capacity.max_sequences));
-  return make_workload(problem, capacity, none, Distribution::random_decay, seed, device);
+  return make_workload(problem, capacity, none, draw.distribution, draw.seed, device);
 }
 
 }  // namespace gdnflow::apps::replay

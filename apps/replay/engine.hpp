@@ -4,6 +4,7 @@
 
 #include "common/tensors.hpp"
 #include "replay/scheduler.hpp"
+#include "replay/settings.hpp"
 
 #include <cstdint>
 #include <span>
@@ -18,7 +19,7 @@ namespace gdnflow::apps::replay {
 class Engine {
  public:
   Engine(const Problem& problem, const Capacity& largest, std::int64_t layers,
-         std::int64_t pool_rows, std::uint64_t seed, Device device);
+         std::int64_t pool_rows, const Draw& draw, Device device);
 
   const Problem& problem() const { return problem_; }
   Device device() const { return device_; }
@@ -57,7 +58,7 @@ class Engine {
 };
 
 /// Rows of q, k, v, g and beta for a problem, and of o.
-Workload make_activations(Problem problem, const Capacity& capacity, std::uint64_t seed,
+Workload make_activations(Problem problem, const Capacity& capacity, const Draw& draw,
                           Device device);
 
 }  // namespace gdnflow::apps::replay

@@ -154,14 +154,12 @@ int run_host_cost(const po::variables_map& arguments) {
       prefill_options_from(arguments, problem, capacity, device_info(device));
 
   constexpr std::int64_t layers = 2;
-  Engine engine(problem, capacity, layers, capacity.max_sequences,
-                arguments["seed"].as<std::uint64_t>(), device);
+  Engine engine(problem, capacity, layers, capacity.max_sequences, draw_from(arguments), device);
   engine.set_empty_step();
   const OwnedStream stream(device);
   const std::vector<Cost> costs = measure(engine, capacity, prefill, stream.get());
-  const std::vector<BucketCost> buckets =
-      bucket_costs(problem, capacity.max_sequences, prefill, arguments["seed"].as<std::uint64_t>(),
-                   device, stream.get());
+  const std::vector<BucketCost> buckets = bucket_costs(problem, capacity.max_sequences, prefill,
+                                                       draw_from(arguments), device, stream.get());
 
   const Pipeline pipeline =
       make_pipeline(prefill.recipe, problem, capacity, device_info(device), prefill.overrides);

@@ -41,8 +41,16 @@ PrefillOptions prefill_options_from(const po::variables_map& arguments, const Pr
   return {request.recipe, request.overrides};
 }
 
+Draw draw_from(const po::variables_map& arguments) {
+  return {
+      parse_choice<Distribution>("distribution", text(arguments, "distribution"), distributions()),
+      arguments["seed"].as<std::uint64_t>()};
+}
+
 Bounds bounds_from(const po::variables_map& arguments, const Problem& problem) {
-  if (!has(arguments, "bound")) return bounds_for(problem, false);
+  if (!has(arguments, "bound")) {
+    return bounds_for(problem, draw_from(arguments).distribution == Distribution::correlated);
+  }
   const auto bound = arguments["bound"].as<double>();
   if (!(bound >= 0)) {
     throw UsageError(fmt::format("--bound: expected a number of at least 0, got {}", bound));

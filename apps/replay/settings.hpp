@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gdnflow/inputs.hpp>
 #include <gdnflow/prefill.hpp>
 #include <gdnflow/problem.hpp>
 
@@ -36,6 +37,17 @@ Problem engine_problem_from(const po::variables_map& arguments, Device device);
 /// for the largest.
 PrefillOptions prefill_options_from(const po::variables_map& arguments, const Problem& problem,
                                     const Capacity& largest, const DeviceInfo& info);
+
+/// What inputs and lengths are drawn from.
+struct Draw {
+  Distribution distribution = Distribution::random_decay;  ///< of q, k, v and gates
+  std::uint64_t seed = 0;
+
+  /// The `i`th of several that differ.
+  Draw next(std::int64_t i) const { return {distribution, seed + static_cast<std::uint64_t>(i)}; }
+};
+/// --distribution and --seed.
+Draw draw_from(const po::variables_map& arguments);
 
 /// The bounds of right results: --bound for both where it is given, else by type.
 Bounds bounds_from(const po::variables_map& arguments, const Problem& problem);

@@ -45,7 +45,7 @@ struct Settings {
   std::int64_t slots = 0;
   Capacity capacity;
   Bounds bounds;
-  std::uint64_t seed = 0;
+  Draw draw;
 };
 
 Settings settings_from(const po::variables_map& arguments) {
@@ -63,7 +63,7 @@ Settings settings_from(const po::variables_map& arguments) {
   s.slots = count_or(arguments, "slots", 1, on_host ? 8 : 32);
   s.capacity = {s.most_tokens + s.most_tokens / 2, count_or(arguments, "sequences", 1, 16)};
   s.bounds = bounds_from(arguments, s.problem);
-  s.seed = arguments["seed"].as<std::uint64_t>();
+  s.draw = draw_from(arguments);
   validate(s.problem, s.capacity);
   return s;
 }
@@ -78,7 +78,7 @@ struct Batch {
 };
 
 Batch draw_batch(const Settings& settings, std::int64_t number) {
-  std::seed_seq sequence{settings.seed, static_cast<std::uint64_t>(number)};
+  std::seed_seq sequence{settings.draw.seed, static_cast<std::uint64_t>(number)};
   std::mt19937_64 random(sequence);
   const auto below = [&](std::int64_t limit) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
@@ -140,10 +140,10 @@ PrefillTensors exact(PrefillTensors t, std::int64_t tokens, std::int64_t sequenc
 /// One stream with a session, and what its results are compared with.
 class Lane {
  public:
-  Lane(const Settings& settings, const PrefillOptions& prefill, std::uint64_t seed)
+  Lane(const Settings& settings, const PrefillOptions& prefill, const Draw& draw)
       : settings_(settings),
-        tested_(settings.problem, buffers(settings), 1, settings.slots, seed, settings.device),
-        expected_(settings.problem, buffers(settings), 1, settings.slots, seed, settings.device),
+        tested_(settings.problem, buffers(settings), 1, settings.slots, draw, settings.device),
+        expected_(settings.problem, buffers(settings), 1, settings.slots, draw, settings.device),
         session_(settings.problem, buckets(settings), settings.device, {prefill, true}),
         eager_(settings.problem, buckets(settings), settings.device, {prefill, false}),
         stream_(settings.device),
@@ -292,7 +292,7 @@ Outcome soak(const Settings& settings, std::array<std::unique_ptr<Lane>, lanes>&
     if (number % batches_an_epoch == 0) {
       for (std::int64_t lane = 0; lane < lanes; ++lane) {
         running[static_cast<std::size_t>(lane)]->begin_epoch(
-            settings.seed + static_cast<std::uint64_t>(number + lane));
+            settings.draw.seed + static_cast<std::uint64_t>(number + lane));
       }
       outcome.wrong = memory.look();
       outcome.wrong_batch = number;
@@ -326,7 +326,7 @@ int run_soak(const po::variables_map& arguments) {
       arguments, settings.problem, settings.capacity, device_info(settings.device));
   std::array<std::unique_ptr<Lane>, lanes> running;
   for (std::size_t lane = 0; lane < running.size(); ++lane) {
-    running[lane] = std::make_unique<Lane>(settings, prefill, settings.seed + lane);
+    running[lane] = std::make_unique<Lane>(settings, prefill, settings.draw.next(lane));
   }
 
   const Outcome outcome = soak(settings, running);
@@ -340,7 +340,8 @@ int run_soak(const po::variables_map& arguments) {
   const Json result = {{"pipeline", prefill.recipe},
                        {"device", device_name(settings.device)},
                        {"problem", to_string(settings.problem)},
-                       {"seed", settings.seed},
+                       {"distribution", to_string(settings.draw.distribution)},
+                       {"seed", settings.draw.seed},
                        {"first_batch", settings.start},
                        {"batches", outcome.batches},
                        {"sequences", outcome.sequences},
@@ -354,15 +355,15 @@ int run_soak(const po::variables_map& arguments) {
         "{} on {}\n{}\n{} batches from number {} with seed {}: {} sequences, {} tokens; every "
         "one compared with launching kernel by kernel, {} sequences with the oracle: {}\n",
         prefill.recipe, to_string(device_info(settings.device)), to_string(settings.problem),
-        outcome.batches, settings.start, settings.seed, outcome.sequences, outcome.tokens, checked,
-        right ? "right" : "WRONG");
+        outcome.batches, settings.start, settings.draw.seed, outcome.sequences, outcome.tokens,
+        checked, right ? "right" : "WRONG");
   }
   if (right) return exit_success;
   std::fflush(stdout);
   fmt::print(stderr,
              "gdnflow-replay: batch {}: {}again with the same options and --seed {} --start-batch "
              "{}\n",
-             outcome.wrong_batch, outcome.wrong, settings.seed, outcome.wrong_batch);
+             outcome.wrong_batch, outcome.wrong, settings.draw.seed, outcome.wrong_batch);
   return exit_wrong_result;
 }
 

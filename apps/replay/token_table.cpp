@@ -6,14 +6,14 @@
 namespace gdnflow::apps::replay {
 
 TokenTable::TokenTable(const Engine& engine, std::span<const Request> requests, std::int64_t rows,
-                       std::uint64_t seed)
+                       const Draw& draw)
     : requests_(requests) {
   for (std::int64_t set = 0; set < engine.sets(); ++set) {
-    tables_.push_back(make_activations(engine.problem(), {rows, 1},
-                                       seed + static_cast<std::uint64_t>(set), engine.device()));
+    tables_.push_back(
+        make_activations(engine.problem(), {rows, 1}, draw.next(set), engine.device()));
     tables_.back().tensors.erase("o");
   }
-  std::mt19937_64 random(seed);
+  std::mt19937_64 random(draw.seed);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     starts_.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(rows)));
   }

@@ -6,6 +6,7 @@
 #include "replay/engine.hpp"
 #include "replay/requests.hpp"
 #include "replay/scheduler.hpp"
+#include "replay/settings.hpp"
 
 #include <cstdint>
 #include <span>
@@ -22,7 +23,7 @@ class TokenTable {
  public:
   /// For the layers of an engine, whose sets of activations it has a table each for.
   TokenTable(const Engine& engine, std::span<const Request> requests, std::int64_t rows,
-             std::uint64_t seed);
+             const Draw& draw);
 
   /// The tokens of a step's pieces into every set of the engine's activations. Waits.
   void load(const Engine& engine, std::span<const Piece> pieces) const;

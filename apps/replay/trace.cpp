@@ -38,7 +38,7 @@ struct Settings {
   std::int64_t layers = 0;
   double scale = 1;
   std::int64_t checks = 0;
-  std::uint64_t seed = 0;
+  Draw draw;
   Bounds bounds;
 
   std::int64_t pool_rows() const { return scheduler.slots + scheduler.checkpoint_rows; }
@@ -91,7 +91,7 @@ Settings settings_from(const po::variables_map& arguments) {
   s.device = device_from(arguments);
   const bool on_host = s.device.type == DeviceType::host;
   s.problem = engine_problem_from(arguments, s.device);
-  s.seed = arguments["seed"].as<std::uint64_t>();
+  s.draw = draw_from(arguments);
   s.layers = count_or(arguments, "layers", 1, on_host ? 2 : 36);
   s.scheduler.chunk_tokens = count_or(arguments, "chunk-tokens", 1, on_host ? 128 : 8192);
   s.scheduler.sequences = count_or(arguments, "sequences", 1, on_host ? 8 : 64);
@@ -208,11 +208,11 @@ Outcome serve(const Settings& settings, Engine& engine, const TokenTable& table,
 
 std::vector<Outcome> serve_all(const Settings& settings, const PrefillOptions& prefill) {
   const Capacity largest{settings.scheduler.chunk_tokens, settings.scheduler.sequences};
-  Engine engine(settings.problem, largest, settings.layers, settings.pool_rows(), settings.seed,
+  Engine engine(settings.problem, largest, settings.layers, settings.pool_rows(), settings.draw,
                 settings.device);
   // Longer than a step and of no length that steps or chunks divide: the next one has other rows.
   const std::int64_t table_rows = 4 * settings.scheduler.chunk_tokens + 61;
-  const TokenTable table(engine, settings.requests, table_rows, settings.seed);
+  const TokenTable table(engine, settings.requests, table_rows, settings.draw);
   const OwnedStream stream(settings.device);
   std::vector<Outcome> outcomes;
   const auto run = [&](auto&& make) {
@@ -255,7 +255,8 @@ Json to_json(const Settings& settings, const std::string& pipeline,
                  {"pipeline", pipeline},
                  {"device", device_name(settings.device)},
                  {"problem", to_string(settings.problem)},
-                 {"seed", settings.seed},
+                 {"distribution", to_string(settings.draw.distribution)},
+                 {"seed", settings.draw.seed},
                  {"length_scale", settings.scale},
                  {"layers", settings.layers},
                  {"slots", settings.scheduler.slots},

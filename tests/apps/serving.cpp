@@ -97,7 +97,8 @@ TEST_CASE("pools of any type and layout are served right, with norms and with on
        {std::vector<std::string>{"--state-type", "bf16"},
         {"--type", "bf16", "--state-type", "f16"},
         {"--state-layout", "vk", "--qk-norm", "--head-map", "interleaved"},
-        {"--pipeline", "naive", "--slots", "1", "--sequences", "1"}}) {
+        {"--pipeline", "naive", "--slots", "1", "--sequences", "1"},
+        {"--distribution", "model"}}) {
     CAPTURE(options.front());
     CAPTURE(options[1]);
     std::vector<std::string> arguments{
@@ -365,7 +366,8 @@ TEST_CASE("latencies are drawn")
 
 TEST_CASE("a soak compares every batch, and one can be taken up again by its number")
 {
-  const Outcome outcome = run("replay", with({"--soak", "0.5", "--seed", "3", "--json"}));
+  const Outcome outcome =
+      run("replay", with({"--soak", "0.5", "--seed", "3", "--distribution", "no_decay", "--json"}));
   CAPTURE(outcome.err);
   REQUIRE(outcome.status == 0);
   const Json result = Json::parse(outcome.out);
@@ -374,6 +376,7 @@ TEST_CASE("a soak compares every batch, and one can be taken up again by its num
   CHECK(result.at("tokens").get<long>() > 0);
   CHECK(result.at("checked").get<long>() > 0);
   CHECK(result.at("first_batch") == 0);
+  CHECK(result.at("distribution") == "no_decay");
 
   // No result is exact: the first batch that the oracle sees is wrong, and so it is again.
   const auto fails = [](const std::string& start) {
@@ -441,8 +444,9 @@ TEST_CASE("on a GPU graphs, kernel by kernel and a graph a shape serve a trace a
 TEST_CASE("on a GPU a soak finds nothing, and the host's time of a call is measured")
 {
   GDNFLOW_REQUIRE_GPU();
-  const Outcome soak = run("replay", {"--device", "cuda", "--heads", "2,4", "--soak", "5",
-                                      "--most-tokens", "5000", "--json"});
+  const Outcome soak =
+      run("replay", {"--device", "cuda", "--heads", "2,4", "--soak", "5", "--most-tokens", "5000",
+                     "--distribution", "quarter_frozen", "--json"});
   CAPTURE(soak.err);
   REQUIRE(soak.status == 0);
   CHECK(Json::parse(soak.out).at("right") == true);
