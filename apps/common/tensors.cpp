@@ -202,8 +202,8 @@ Workload make_workload(const Problem& problem, const Capacity& capacity,
     workload.tensors[name] = std::move(tensor);
   };
   const std::int64_t rows = capacity.max_tokens;
-  add("q", InputKind::q, problem.activation, {rows, problem.qk_heads, problem.qk_dim});
-  add("k", InputKind::k, problem.activation, {rows, problem.qk_heads, problem.qk_dim});
+  add("q", query_input(problem), problem.activation, {rows, problem.qk_heads, problem.qk_dim});
+  add("k", key_input(problem), problem.activation, {rows, problem.qk_heads, problem.qk_dim});
   add("v", InputKind::v, problem.activation, {rows, problem.v_heads, problem.v_dim});
   add("g", InputKind::g, DType::f32, {rows, problem.v_heads});
   add("beta", InputKind::beta, DType::f32, {rows, problem.v_heads});

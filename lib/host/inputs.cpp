@@ -55,8 +55,12 @@ random::InputSpec spec_of(InputKind kind, Distribution distribution, std::uint64
   };
   switch (kind) {
     case InputKind::q:
+    case InputKind::raw_q:
+      expect("q", 3, "3 dimensions [T, Hqk, Dk]", false);
+      break;
     case InputKind::k:
-      expect(kind == InputKind::q ? "q" : "k", 3, "3 dimensions [T, Hqk, Dk]", false);
+    case InputKind::raw_k:
+      expect("k", 3, "3 dimensions [T, Hqk, Dk]", false);
       break;
     case InputKind::v:
       expect("v", 3, "3 dimensions [T, Hv, Dv]", false);
@@ -76,7 +80,8 @@ random::InputSpec spec_of(InputKind kind, Distribution distribution, std::uint64
   spec.elements = out.elements();
   spec.heads = out.extents[1];
   spec.row = out.extents[out.rank - 1];
-  spec.normalized = kind == InputKind::q || kind == InputKind::k;
+  spec.normalized = kind == InputKind::q || kind == InputKind::k || kind == InputKind::raw_q ||
+                    kind == InputKind::raw_k;
   return spec;
 }
 

@@ -15,10 +15,11 @@ enum class Sequence : std::uint32_t {
   g,
   beta,
   initial_state,
-  key_length,   ///< |k| of a row
-  head_rate,    ///< A of a head
-  reset,        ///< which gates are -inf
-  uniform_fill  ///< fill_uniform
+  key_length,    ///< |k| of a row
+  head_rate,     ///< A of a head
+  reset,         ///< which gates are -inf
+  uniform_fill,  ///< fill_uniform
+  raw_length     ///< of a row of q or k in front of its normalisation
 };
 
 /// The words of elements 4 * block to 4 * block + 3 of a sequence.

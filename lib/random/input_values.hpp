@@ -34,7 +34,9 @@ GDNFLOW_HOST_DEVICE inline Rounded raw_key(const InputSpec& spec, Rounded normal
 /// One row of q or k. `store(index, float)` takes each element.
 template <class Store>
 GDNFLOW_HOST_DEVICE inline void make_row(const InputSpec& spec, std::int64_t row, Store store) {
-  const Sequence sequence = spec.kind == InputKind::q ? Sequence::q : Sequence::k;
+  const bool query = spec.kind == InputKind::q || spec.kind == InputKind::raw_q;
+  const bool raw = spec.kind == InputKind::raw_q || spec.kind == InputKind::raw_k;
+  const Sequence sequence = query ? Sequence::q : Sequence::k;
   const std::int64_t first = row * spec.row;
   // Drawn twice, once for the norm: a row has no bounded length to be kept in.
   Rounded squares = 0.0;
@@ -44,8 +46,15 @@ GDNFLOW_HOST_DEVICE inline void make_row(const InputSpec& spec, std::int64_t row
     squares = squares + x * x;
   }
   Rounded factor = Rounded(1.0) / square_root(squares);
-  if (spec.distribution == Distribution::unnormalized && spec.kind == InputKind::k) {
+  if (spec.distribution == Distribution::unnormalized && !query) {
     factor = factor * 2.0 * uniform_of(word_of(spec.seed, Sequence::key_length, row));
+  }
+  if (raw) {
+    // An element of its own for each row of q and of k.
+    const std::int64_t length = 2 * row + (query ? 0 : 1);
+    const Rounded power =
+        Rounded(8.0) * uniform_of(word_of(spec.seed, Sequence::raw_length, length)) - 4.0;
+    factor = factor * exponential(Rounded(0x1.62e42fefa39efp-1) * power);
   }
   Normals normals(spec.seed, sequence, first);
   for (std::int64_t i = 0; i < spec.row; ++i) {

@@ -104,6 +104,8 @@ TEST_CASE("a device makes the same inputs as the host, bit for bit")
         check(InputKind::q, type, {33, 3, dim});
         check(InputKind::k, type, {33, 3, dim});
         check(InputKind::v, type, {33, 3, dim});
+        check(InputKind::raw_q, type, {33, 3, dim});
+        check(InputKind::raw_k, type, {33, 3, dim});
       }
       check(InputKind::initial_state, type, {2, 3, 16, 17});
     }

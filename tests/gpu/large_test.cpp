@@ -58,8 +58,8 @@ class LargeBatch {
     problem_.initial_state = problem_.state_indices = true;
     const Problem& p = problem_;
     const std::int64_t tokens = offsets_.back();
-    draw("q", InputKind::q, p.activation, {tokens, p.qk_heads, p.qk_dim});
-    draw("k", InputKind::k, p.activation, {tokens, p.qk_heads, p.qk_dim});
+    draw("q", query_input(p), p.activation, {tokens, p.qk_heads, p.qk_dim});
+    draw("k", key_input(p), p.activation, {tokens, p.qk_heads, p.qk_dim});
     draw("v", InputKind::v, p.activation, {tokens, p.v_heads, p.v_dim});
     draw("g", InputKind::g, DType::f32, {tokens, p.v_heads});
     draw("beta", InputKind::beta, DType::f32, {tokens, p.v_heads});

@@ -186,8 +186,8 @@ class Tensors {
     owned_ = offsets_.back();
     tokens_ = capacity.max_tokens;
     offsets_.resize(static_cast<std::size_t>(capacity.max_sequences) + 1, owned_);
-    draw("q", InputKind::q, p.activation, {tokens_, p.qk_heads, p.qk_dim});
-    draw("k", InputKind::k, p.activation, {tokens_, p.qk_heads, p.qk_dim});
+    draw("q", query_input(p), p.activation, {tokens_, p.qk_heads, p.qk_dim});
+    draw("k", key_input(p), p.activation, {tokens_, p.qk_heads, p.qk_dim});
     draw("v", InputKind::v, p.activation, {tokens_, p.v_heads, p.v_dim});
     draw_gates();
     const bool kv = p.state_layout == StateLayout::kv;

@@ -122,6 +122,27 @@ TEST_CASE("un-normalised keys have lengths from 0 to 2, queries of 1")
   CHECK(most < 2.0001);
 }
 
+TEST_CASE("q and k to be normalised have lengths from 2^-4 to 2^4, each row its own")
+{
+  const auto q = filled(InputKind::raw_q, Distribution::random_decay, {500, 2, 16});
+  const auto k = filled(InputKind::raw_k, Distribution::random_decay, {500, 2, 16});
+  const auto unit = filled(InputKind::k, Distribution::random_decay, {500, 2, 16});
+  double sum = 0, least = 0, most = 0, product = 0;
+  for (std::int64_t row = 0; row < 1000; ++row) {
+    const double of_q = std::log2(row_norm(q, row, 16));
+    const double of_k = std::log2(row_norm(k, row, 16));
+    sum += of_k;
+    product += of_q * of_k;
+    least = std::min(least, of_k);
+    most = std::max(most, of_k);
+    CHECK(k[row * 16] == doctest::Approx(unit[row * 16] * std::exp2(of_k)).epsilon(1e-5));
+  }
+  CHECK(std::abs(sum / 1000) < 0.3);
+  CHECK(std::abs(product / 1000) < 0.6);
+  CHECK((least < -3.9 && least >= -4.0001));
+  CHECK((most > 3.9 && most <= 4.0001));
+}
+
 TEST_CASE("beta is the sigmoid of a normal number")
 {
   const auto beta = filled(InputKind::beta, Distribution::strong, {5000, 4});

@@ -75,8 +75,8 @@ struct Inputs {
       fill_input(kind, distribution, seed, tensor);
       return tensor;
     };
-    in.q = make(InputKind::q, p.activation, {tokens, p.qk_heads, p.qk_dim});
-    in.k = make(InputKind::k, p.activation, {tokens, p.qk_heads, p.qk_dim});
+    in.q = make(query_input(p), p.activation, {tokens, p.qk_heads, p.qk_dim});
+    in.k = make(key_input(p), p.activation, {tokens, p.qk_heads, p.qk_dim});
     in.v = make(InputKind::v, p.activation, {tokens, p.v_heads, p.v_dim});
     in.g = make(InputKind::g, DType::f32, {tokens, p.v_heads});
     in.beta = make(InputKind::beta, DType::f32, {tokens, p.v_heads});

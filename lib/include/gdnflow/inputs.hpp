@@ -33,13 +33,23 @@ GDNFLOW_API std::string_view to_string(Distribution distribution) noexcept;
 GDNFLOW_API std::optional<Distribution> parse_distribution(std::string_view text) noexcept;
 GDNFLOW_API std::span<const Distribution> distributions() noexcept;
 
-/// What a tensor to be filled is.
-enum class InputKind : std::uint8_t { q, k, v, g, beta, initial_state };
+/// What a tensor to be filled is. raw_q, raw_k: what `qk_norm` is to normalise, q and k times a
+/// power of two of each row's own, uniform between 2^-4 and 2^4.
+enum class InputKind : std::uint8_t { q, k, v, g, beta, initial_state, raw_q, raw_k };
+
+/// What q and k of a problem are drawn as.
+constexpr InputKind query_input(const Problem& problem) noexcept {
+  return problem.qk_norm ? InputKind::raw_q : InputKind::q;
+}
+constexpr InputKind key_input(const Problem& problem) noexcept {
+  return problem.qk_norm ? InputKind::raw_k : InputKind::k;
+}
 
 /// Fills a dense tensor on the host or a CUDA device. A counter-based generator: every element is a
 /// function of (seed, kind, its index), so host and device make the same numbers whatever the
-/// order. q, k: [T, Hqk, Dk]; v: [T, Hv, Dv]; g, beta: [T, Hv]; initial_state: [N, Hv, r, c]. Waits
-/// on CUDA. Errors: invalid_argument for a wrong rank or type; unsupported without CUDA; cuda.
+/// order. q, k, raw_q, raw_k: [T, Hqk, Dk]; v: [T, Hv, Dv]; g, beta: [T, Hv]; initial_state: [N,
+/// Hv, r, c]. Waits on CUDA. Errors: invalid_argument for a wrong rank or type; unsupported without
+/// CUDA; cuda.
 GDNFLOW_API void fill_input(InputKind kind, Distribution distribution, std::uint64_t seed,
                             const TensorView& out);
 
