@@ -114,11 +114,14 @@ if [ "$tests" = yes ]; then
   areas=(gpu graph lib stages)
   [ -z "$bin" ] || [ ! -x "$bin/gdnflow-test-apps" ] || areas+=(apps)
   # The C interface is built where DLPack's header is.
-  if [ -n "$bin" ] && [ -x "$bin/gdnflow-test-c-api-device" ]; then
-    areas+=(c-api-device)
-  elif [ -z "$bin" ] && printf '#include <dlpack/dlpack.h>\n' | c++ -E -x c++ - >/dev/null 2>&1; then
-    areas+=(c-api-device)
-  fi
+  has_c_api() {
+    if [ -n "$bin" ]; then
+      [ -x "$bin/gdnflow-test-c-api-device" ]
+    else
+      printf '#include <dlpack/dlpack.h>\n' | c++ -E -x c++ - >/dev/null 2>&1
+    fi
+  }
+  if has_c_api; then areas+=(c-api-device); fi
   needs "${areas[@]/#/gdnflow-test-}"
   export GDNFLOW_REQUIRE_GPU=1
   say "test programs: ${areas[*]}"

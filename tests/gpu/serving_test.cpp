@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <limits>
 #include <map>
 #include <memory>
@@ -382,6 +383,56 @@ TEST_CASE("a second device is served as the first is")
       if (bits.empty()) bits = batch->bits();
       CHECK(batch->bits() == bits);
     }
+  }
+}
+
+TEST_CASE("two devices at once, in turn from one thread and from a thread each")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (cuda_device_count() < 2) {
+    fmt::print("two devices at once: skipped, expected 2 devices, got 1\n");
+    return;
+  }
+  const EngineBatch host(small_problem(), 640, 5, mixed_batch());
+  struct Side {
+    Side(const EngineBatch& host, std::int32_t device, const std::string& recipe)
+        : current(device),
+          batch(host),
+          session(host.problem(), capacity_ladder({640, 5}, 128), {DeviceType::cuda, device},
+                  {.prefill = {.recipe = recipe}}) {}
+    void run(int times) {
+      for (int i = 0; i < times; ++i) {
+        session.run(batch.tensors(), batch.tokens(), batch.count(), stream);
+      }
+    }
+
+    CurrentDevice current;  // while this is made, and before it ends
+    DeviceBatch batch;
+    TestStream stream;
+    PrefillSession session;
+  };
+  for (const std::string& recipe : runnable(host.problem())) {
+    CAPTURE(recipe);
+    std::vector<std::unique_ptr<Side>> sides;
+    for (const std::int32_t device : {0, 1}) {
+      sides.push_back(std::make_unique<Side>(host, device, recipe));
+    }
+    for (int i = 0; i < 6; ++i) sides[i % 2]->run(1);
+    std::vector<std::future<void>> threads;
+    for (const auto& side : sides) {
+      threads.push_back(std::async(std::launch::async, [&side] { side->run(8); }));
+    }
+    for (std::future<void>& thread : threads) thread.get();
+    std::vector<std::vector<unsigned char>> bits;
+    for (const std::int32_t device : {0, 1}) {
+      CAPTURE(device);
+      const CurrentDevice current(device);
+      sides[device]->batch.check();
+      bits.push_back(sides[device]->batch.bits());
+      CHECK(sides[device]->session.stats().calls == 11);
+    }
+    CHECK(bits[0] == bits[1]);
+    while (!sides.empty()) sides.pop_back();  // the last first, whose device is current
   }
 }
 
