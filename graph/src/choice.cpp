@@ -181,8 +181,7 @@ Choice choose(const Problem& problem, const Capacity& capacity, const DeviceInfo
             form_costs.points.clear();
           }
           candidate.predicted_us = predicted_us(*table, form_costs, problem, capacity, device);
-          if (problem.qk_norm || problem.gate != GateForm::log_decay ||
-              problem.beta != BetaForm::ready) {
+          if (problem.qk_norm || !problem.has_ready_gates()) {
             *candidate.predicted_us += front_us(make_pipeline(recipe->id, problem, capacity, device,
                                                               candidate.overrides, registry));
           }

@@ -118,7 +118,7 @@ class Composer {
 
   bool is_needed(std::string_view stage) const {
     if (stage == "qk_norm") return problem_.qk_norm;
-    return problem_.gate != GateForm::log_decay || problem_.beta != BetaForm::ready;
+    return !problem_.has_ready_gates();
   }
 
   /// Whether a stage's variant does what the stage `fused` in front does: as it is asked to, or

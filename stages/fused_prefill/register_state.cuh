@@ -94,7 +94,6 @@ struct RegisterStateParams : Sm90Params {
   // may be written only when no segment needs them any more. Null: the pools have nothing in
   // common.
   device::StatePool waiting;
-  const float2* norms;  // [T, Hqk]: r_q and r_k, where q and k are to be normalised
 };
 
 // What a kernel does besides. Each costs instructions in the loop, which have to stay in the caches
@@ -149,13 +148,6 @@ struct Gates {
   float query[rows];  // scale gamma
   float fade;         // gamma of the last token
   int first_token, tokens;
-};
-
-// Where q and k are to be normalised, the inverses of a token's norms: what the factors above,
-// those of keys then scaled by r_k, leave open.
-struct Norms {
-  float key[rows];    // r_k
-  float query[rows];  // r_q
 };
 
 // What a block works on.
@@ -352,7 +344,7 @@ __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const
   }
 }
 
-template <class Shape, bool Norm = false, class Shared>
+template <class Shape, class Shared>
 __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared& shared,
                              Slot& slot) {
   if (w.chunks == 0) return;
@@ -361,11 +353,6 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
   int tokens = w.chunk.tokens;
   float g[2];  // of a chunk's prefix sums, or its terms where the block solves
   float beta[2];
-  [[maybe_unused]] float key_norms[2];
-  const auto norms_of = [&](int h) {
-    const int token = first + min(2 * lane + h, tokens - 1);
-    return p.norms + std::int64_t{token} * p.heads.qk + w.qk_head;
-  };
   const auto fetch = [&] {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -373,7 +360,6 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
       const std::int64_t token = first + min(2 * lane + h, tokens - 1);
       g[h] = p.g.at(token, w.head);
       beta[h] = p.beta.at(token, w.head);
-      if constexpr (Norm) key_norms[h] = norms_of(h)->y;
     }
   };
   fetch();
@@ -412,23 +398,15 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
                           device::exp2_approximate(log2_gamma[1])};
     const float2 decay = {device::exp2_approximate(gc_last - log2_gamma[0]),
                           device::exp2_approximate(gc_last - log2_gamma[1])};
-    float2 of_key = {1.0F, 1.0F};
-    if constexpr (Norm) {
-      of_key = {key_norms[0], key_norms[1]};
-      auto& open = shared.norms[slot.index];
-      *reinterpret_cast<float2*>(&open.key[2 * lane]) = of_key;
-      *reinterpret_cast<float2*>(&open.query[2 * lane]) = {norms_of(0)->x, norms_of(1)->x};
-    }
-    gates.residual[lane] = {beta[0] * gamma.x * of_key.x, beta[1] * gamma.y * of_key.y, beta[0],
-                            beta[1]};
-    gates.decay[lane] = {decay.x * of_key.x, decay.y * of_key.y};
+    gates.residual[lane] = {beta[0] * gamma.x, beta[1] * gamma.y, beta[0], beta[1]};
+    gates.decay[lane] = decay;
     *reinterpret_cast<float2*>(&gates.query[2 * lane]) = {p.scale * gamma.x, p.scale * gamma.y};
     *reinterpret_cast<float2*>(&gates.log2_gamma[2 * lane]) = {log2_gamma[0], log2_gamma[1]};
     if constexpr (Shape::uses_blocks) {
       const float end = __shfl_sync(~0U, log2_gamma[1], lane | 7);
       *reinterpret_cast<float2*>(&shared.to_block_end[slot.index][2 * lane]) = {
-          device::exp2_approximate(end - log2_gamma[0]) * of_key.x,
-          device::exp2_approximate(end - log2_gamma[1]) * of_key.y};
+          device::exp2_approximate(end - log2_gamma[0]),
+          device::exp2_approximate(end - log2_gamma[1])};
     }
     if (lane == 0) {
       gates.fade = device::exp2_approximate(gc_last);

@@ -27,7 +27,7 @@ inline bool fuses_gate(const Options& options) { return option_or(options, "gate
 inline Support supports_fused_gate(const VariantQuery& query) {
   if (!fuses_gate(query.options)) return Support::yes();
   const Problem& p = query.problem;
-  if (p.gate == GateForm::log_decay && p.beta == BetaForm::ready) {
+  if (p.has_ready_gates()) {
     return Support::no("gate: expected 0 for a problem whose gates are ready, got 1");
   }
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();

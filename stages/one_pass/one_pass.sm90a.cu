@@ -5,10 +5,10 @@
 
 #include "chunk_index/sequence_scan.hpp"
 #include "cuda_variant.hpp"
-#include "one_pass/beside.cuh"
 #include "one_pass/gates.hpp"
 #include "one_pass/one_pass.cuh"
 #include "one_pass/plan.hpp"
+#include "one_pass/ready_gates.cuh"
 #include "one_pass/recurrent.hpp"
 #include "one_pass/scratch_reader.hpp"
 #include "one_pass/shares.hpp"
@@ -88,7 +88,8 @@ std::vector<ScratchSpec> segment_pieces(const VariantQuery& query) {
 }
 
 void add_half(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
-              const Params& common, const Beside& beside, ScratchReader scratch, StepList& out) {
+              const Params& common, const ReadyGates& gates, const GateMaking& making,
+              ScratchReader scratch, StepList& out) {
   HalfParams params{};
   static_cast<Params&>(params) = common;
   SlotTable table;
@@ -97,6 +98,7 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
         static_cast<std::int32_t>(segments::useful_segments(query.problem, query.device));
     table.alone = params.segments_alone =
         static_cast<std::int32_t>(segments::segments_alone(query.problem));
+    if (table.alone == 0) table.heads = query.problem.v_heads;
     table.slot_count = static_cast<std::int32_t>(slots_of(query));
     table.slots = scratch.next<segments::Slot>();
     params.segment_starts = scratch.next<std::int32_t>();
@@ -111,7 +113,7 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
     params.segments.capacity = table.slot_count;
     params.waiting = waiting_states(call, call.scratch.back());
   }
-  out.push_back(plan_step(scan, table, beside));
+  out.push_back(plan_step(scan, table, gates, making));
   half_head(params, call.problem, is_cut(query), slots_of(query), out);
 }
 
@@ -145,18 +147,6 @@ std::int32_t most_short(const VariantQuery& query) {
   return many ? static_cast<std::int32_t>(option_or(query.options, "short", usual_short)) : 0;
 }
 
-/// What finds the norms of q and k, which it leaves in `norms`.
-void add_norms(const StageCall& call, float2* norms, Beside& beside) {
-  NormTable table;
-  table.q = device::Rows<const __nv_bfloat16>(call["q"]);
-  table.k = device::Rows<const __nv_bfloat16>(call["k"]);
-  table.norms = norms;
-  table.heads = call.problem.qk_heads;
-  table.count = call.tokens * table.heads;
-  beside.add_norms(
-      table, NormTable::blocks(call.capacity.max_tokens, table.heads, call.device.multiprocessors));
-}
-
 std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
   const std::int64_t blocks = share_blocks(query);
   const std::int64_t links = option_or(query.options, "segments", 1) != 0 ? blocks : 0;
@@ -173,10 +163,6 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
       {"units", sequence_starts_bytes(query.capacity.max_sequences)},
       {"link_states", links * state_bytes},
       {"link_transfers", links * transfer_bytes}};
-  if (normalizes(query)) {
-    pieces.push_back({"norms", query.capacity.max_tokens * query.problem.qk_heads *
-                                   static_cast<std::int64_t>(sizeof(float2))});
-  }
   if (query.problem.initial_state && query.problem.final_state) {
     pieces.push_back({"waiting", blocks * state_bytes});
   }
@@ -184,8 +170,8 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
 }
 
 void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan scan,
-               const Params& common, const ReadyGates& gates, Beside beside, ScratchReader scratch,
-               StepList& out) {
+               const Params& common, const ReadyGates& gates, const GateMaking& making,
+               ScratchReader scratch, StepList& out) {
   WholeParams params{};
   static_cast<Params&>(params) = common;
   ShareTable table;
@@ -213,12 +199,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
   params.waiting.pool_stride = state_elements;
   scan.most_unchunked = most_short(query);
   table.skips = params.skips_empty = scan.most_unchunked > 0;
-  if (normalizes(query)) {
-    auto* const norms = scratch.next<float2>();
-    params.norms = norms;
-    add_norms(call, norms, beside);
-  }
-  out.push_back(share_step(scan, table, gates, beside));
+  out.push_back(share_step(scan, table, gates, making));
   if (scan.most_unchunked > 0) add_recurrence(call, scan, gates, scan.most_unchunked, out);
   whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }
@@ -277,8 +258,8 @@ void steps(const StageCall& call, StepList& out) {
 
   Params common{};
   static_cast<Sm90Params&>(common) = sm90_tensors(call);
-  Beside beside;
-  const ReadyGates gates = ready_gates(call, scratch, beside);
+  GateMaking making;
+  const ReadyGates gates = ready_gates(call, scratch, making);
   common.g = gates.g;
   common.beta = gates.beta;
   common.starts = scan.starts;
@@ -287,8 +268,8 @@ void steps(const StageCall& call, StepList& out) {
   common.checkpoint_offsets = scan.checkpoint_offsets;
   common.prefix_lens = scan.prefix_lens;
   common.wide_index = scan.wide_index;
-  value_tile(query) == dim ? add_whole(call, query, scan, common, gates, beside, scratch, out)
-                           : add_half(call, query, scan, common, beside, scratch, out);
+  value_tile(query) == dim ? add_whole(call, query, scan, common, gates, making, scratch, out)
+                           : add_half(call, query, scan, common, gates, making, scratch, out);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ namespace gdnflow::stages::one_pass {
 
 /// How sequences are cut, for a walk by slots; nothing where `slots` is null.
 struct SlotTable {
+  std::int32_t heads = 0;           ///< Hv, where cuts depend on gates; else 0
   std::int32_t useful = 0;          ///< segments that fill the machine
   std::int32_t alone = 0;           ///< segments_alone
   segments::Slot* slots = nullptr;  ///< [NS]
@@ -18,10 +19,12 @@ struct SlotTable {
   std::int32_t* longest = nullptr;  ///< [1]: chunks of a segment, at most
 };
 
-struct Beside;
+struct GateMaking;
+struct ReadyGates;
 
-/// The scan and the table, in one launch, by one block; beside it what is to be found besides. With
-/// a table `scan.chunk_offsets` and `.chunk_counts` are asked for.
-Step plan_step(const SequenceScan& scan, const SlotTable& table, const Beside& beside);
+/// The scan and the table, in one launch, by one block; beside it gates are made ready where they
+/// are not. With a table `scan.chunk_offsets` and `.chunk_counts` are asked for.
+Step plan_step(const SequenceScan& scan, const SlotTable& table, const ReadyGates& gates,
+               const GateMaking& making);
 
 }  // namespace gdnflow::stages::one_pass

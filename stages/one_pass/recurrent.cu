@@ -13,7 +13,8 @@
 //
 //   o = q^T S + (q^T k) (beta (v - k^T S)) of the decayed S,  s += k (beta (v - k^T S)) / fade
 //
-// so that a token costs three multiply-adds an element, and alpha none, until fade is far from one.
+// so that a token costs three multiply-adds an element, and alpha none, unless it leads far from
+// one within the few tokens that are in shared memory at a time.
 // Two shapes: with many heads and sequences a block takes a head, four columns a thread, which
 // reads k and q the fewest times; with few, eight lanes have one column, and a token takes as
 // little time as sums over them do.
@@ -30,9 +31,9 @@
 #include "device/prefix.cuh"
 #include "device/state_io.cuh"
 #include "device/views.cuh"
-#include "one_pass/beside.cuh"
 #include "one_pass/gates.hpp"
 #include "one_pass/plan.hpp"
+#include "one_pass/ready_gates.cuh"
 #include "one_pass/recurrent.hpp"
 #include "one_pass/scratch_reader.hpp"
 #include "qk_norm/epsilon.hpp"
@@ -96,6 +97,7 @@ struct SharedStorage {
   alignas(16) float v[S::tokens][S::block_columns];
   float alpha[S::tokens];
   float beta[S::tokens];
+  bool calm;  // alpha's products stay near one
 };
 
 struct Place {
@@ -145,9 +147,17 @@ __device__ __forceinline__ void load_tokens(SharedStorage<S>& shared, const Para
                                             const Place& place, std::int32_t first, int count) {
   const int qk_head = p.heads.qk_of(place.head);
   const int token = thread_number();
-  if (token < count) {
-    shared.alpha[token] = expf(p.g.at(first + token, place.head));
-    shared.beta[token] = p.beta.at(first + token, place.head);
+  if (token < 32) {
+    float g = 0.0F;
+    if (token < count) {
+      g = p.g.at(first + token, place.head);
+      shared.alpha[token] = expf(g);
+      shared.beta[token] = p.beta.at(first + token, place.head);
+    }
+    float sum = fabsf(g);
+#pragma unroll
+    for (int step = 1; step < S::tokens; step *= 2) sum += __shfl_xor_sync(~0U, sum, step);
+    if (token == 0) shared.calm = sum < 27.0F;  // 2^-39 to 2^39; not with a NaN
   }
   load_rows<S>(shared.k, p.k.row(first, qk_head), p.k.token_stride, count);
   load_rows<S>(shared.q, p.q.row(first, qk_head), p.q.token_stride, count);
@@ -322,18 +332,12 @@ struct StatePart {
     fade = 1.0F;
   }
 
-  /// One token, of whose v and o `v` has this thread's columns.
+  /// One token, of whose v and o `v` has this thread's columns. Calm: fade stays near one with it.
+  template <bool Calm>
   __device__ __forceinline__ void step(const float* q, const float* k, float* v, float alpha,
                                        float beta, float scale) {
-    const float faded = fade * alpha;
-    if (faded > 0x1p-40F && faded < 0x1p40F) {
-      fade = faded;
-    } else {
-      // Far from one, or a NaN: alpha may be too much for the factor and yet not for the state.
-      settle();
-      fade = alpha;
-      settle();
-    }
+    fade *= alpha;
+    if (!Calm) settle();  // alpha may be too much for the factor and yet not for the state
     float recalled[S::columns] = {};
     float seen[S::columns] = {};
     float product = 0.0F;
@@ -444,11 +448,14 @@ __global__ void __launch_bounds__(S::threads, S::resident)
         normalize(shared, count);
         __syncthreads();
       }
+      const auto walk = [&]<bool Calm>() {
 #pragma unroll 1
-      for (int t = 0; t < count; ++t) {
-        state.step(shared.q[t], shared.k[t], &shared.v[t][StatePart<S>::column()], shared.alpha[t],
-                   shared.beta[t], p.scale);
-      }
+        for (int t = 0; t < count; ++t) {
+          state.template step<Calm>(shared.q[t], shared.k[t], &shared.v[t][StatePart<S>::column()],
+                                    shared.alpha[t], shared.beta[t], p.scale);
+        }
+      };
+      shared.calm ? walk.template operator()<true>() : walk.template operator()<false>();
       __syncthreads();
       store_tokens(shared, p, place, first, count);
       __syncthreads();
@@ -462,7 +469,7 @@ __global__ void __launch_bounds__(S::threads, S::resident)
   }
 }
 
-/// Whether heads are few enough that a token's time is what counts: measured, up to a quarter of
+/// Whether heads are few enough that a token's time is what counts: measured, up to two thirds of
 /// the multiprocessors. Not where a sequence is to have the same bits in any batch.
 bool is_narrow(const VariantQuery& query) {
   return query.problem.mode != Mode::batch_invariant &&
@@ -502,9 +509,9 @@ void steps(const StageCall& call, StepList& out) {
   ScratchReader scratch(call);
   scan.starts = scratch.next<std::int32_t>();
   scan.checkpoint_offsets = scratch.next<std::int32_t>();
-  Beside beside;
-  const ReadyGates gates = ready_gates(call, scratch, beside);
-  out.push_back(plan_step(scan, {}, beside));
+  GateMaking making;
+  const ReadyGates gates = ready_gates(call, scratch, making);
+  out.push_back(plan_step(scan, {}, gates, making));
   add_recurrence(call, scan, gates, std::numeric_limits<std::int32_t>::max(), out);
 }
 

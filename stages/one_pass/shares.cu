@@ -14,7 +14,7 @@
 #include "cuda_variant.hpp"
 #include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
-#include "one_pass/beside.cuh"
+#include "one_pass/ready_gates.cuh"
 #include "one_pass/shares.hpp"
 #include "one_pass/span.cuh"
 #include "segments/plan.hpp"
@@ -43,8 +43,8 @@ constexpr float least_linked = 1.8F;
 struct Params {
   SequenceScan scan;
   ShareTable table;
-  device::Scalars<const float> g;  // [T, Hv]; not where `beside` makes gates ready
-  Beside beside;
+  device::Scalars<const float> g;  // [T, Hv]; not where gates are made ready here
+  GateMaking making;
 };
 
 // Divisions are by estimates: a launch this short pays for each instruction that it has to fetch.
@@ -69,7 +69,7 @@ struct Lot {
 
 constexpr std::int32_t threads = scan::Config::threads;
 static_assert(ShareTable::most_blocks < threads);
-static_assert(Beside::threads == threads);
+static_assert(GateMaking::threads == threads);
 
 struct Shared {
   scan::SharedStorage scan;
@@ -203,7 +203,7 @@ struct FewSequences {
 
 // Units in front of single heads, in `shared.units`, chunks weighed; by the block, a head a thread.
 // False where none is linked. A sample of the gates tells: four or eight tokens a head.
-template <bool HasBeside>
+template <bool MakesGates>
 __device__ __forceinline__ bool weigh_heads(const Params& p, Shared& shared,
                                             const FewSequences& few) {
   const auto thread = static_cast<std::int32_t>(threadIdx.x);
@@ -229,12 +229,7 @@ __device__ __forceinline__ bool weigh_heads(const Params& p, Shared& shared,
     const std::int32_t units = FewSequences::of(few.units, n);
     float g = 0.0F;
     if (chunks >= least_weighed) {
-      const std::int32_t token =
-          start + static_cast<std::int32_t>(tokens / samples * (i % samples) + tokens / 16);
-      const gate::Table& raw = p.beside.gates;
-      g = device::clamp_log_decay(HasBeside && raw.elements > 0
-                                      ? gate::log_decay(raw, raw.gate.at(token, head), head)
-                                      : p.g.at(token, head));
+      g = sampled_log_decay<MakesGates>(p.g, p.making, start, tokens, i % samples, samples, head);
     }
     for (int step = 1; step < samples; step *= 2) g += __shfl_xor_sync(~0U, g, step);
     // A NaN never fades.
@@ -262,7 +257,7 @@ __device__ __forceinline__ bool weigh_heads(const Params& p, Shared& shared,
 
 // Of few sequences, which every warp finds for itself: a launch of nothing else is mostly barriers
 // and instructions that come once. False, and nothing done, where numbers would not fit.
-template <bool HasBeside>
+template <bool MakesGates>
 __device__ __forceinline__ bool share_few(const Params& p, Shared& shared) {
   const SequenceScan& s = p.scan;
   const ShareTable& table = p.table;
@@ -286,7 +281,8 @@ __device__ __forceinline__ bool share_few(const Params& p, Shared& shared) {
   const std::int32_t lots = count * table.heads;
   // Each block has at least a chunk of the heaviest.
   if (table.cuts && __any_sync(~0U, own >= least_weighed) && lots <= threads &&
-      all * table.heads >= linked_weight * table.blocks && weigh_heads<HasBeside>(p, shared, few)) {
+      all * table.heads >= linked_weight * table.blocks &&
+      weigh_heads<MakesGates>(p, shared, few)) {
     const std::int32_t weighed = shared.units[threads];
     const std::int32_t blocks = max(min(table.blocks, divide(weighed, shared.least)), 1);
     cut = find_begin(blocks, count, weighed, [&](std::int32_t unit) {
@@ -359,30 +355,30 @@ __device__ __forceinline__ void share_many(const Params& p, Shared& shared) {
   });
 }
 
-template <bool HasBeside>
+template <bool MakesGates>
 __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ Params p) {
   __shared__ Shared shared;
   device::allow_successors();
   device::wait_for_predecessors();
-  if (HasBeside && blockIdx.x > 0) {
-    find_beside(p.beside);
+  if (MakesGates && blockIdx.x > 0) {
+    make_gates(p.making);
     return;
   }
   const auto block = static_cast<std::int32_t>(threadIdx.x);
   if (block < p.table.blocks) p.table.finished[block] = p.table.left[block] = 0;
   if (block == 0) shared.least = 1;
   __syncthreads();
-  if (p.scan.given <= scan::few && share_few<HasBeside>(p, shared)) return;
+  if (p.scan.given <= scan::few && share_few<MakesGates>(p, shared)) return;
   share_many(p, shared);
 }
 
 }  // namespace
 
 Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
-                const Beside& beside) {
+                const GateMaking& making) {
   return programmatic(
-      kernel_step("one_pass shares", beside.blocks > 0 ? share_kernel<true> : share_kernel<false>,
-                  grid_of(1 + beside.blocks), {threads}, 0, Params{scan, table, gates.g, beside}));
+      kernel_step("one_pass shares", making.blocks > 0 ? share_kernel<true> : share_kernel<false>,
+                  grid_of(1 + making.blocks), {threads}, 0, Params{scan, table, gates.g, making}));
 }
 
 }  // namespace gdnflow::stages::one_pass

@@ -50,12 +50,12 @@ struct ShareTable {
   bool skips = false;                ///< whether sequences without chunks cost nothing
 };
 
-struct Beside;
+struct GateMaking;
 struct ReadyGates;
 
-/// The scan and the table, in one launch, by one block; beside it what is to be found besides,
-/// which may be the gates. `scan.starts` and `scan.chunk_offsets` are asked for.
+/// The scan and the table, in one launch, by one block; beside it gates are made ready where they
+/// are not. `scan.starts` and `scan.chunk_offsets` are asked for.
 Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
-                const Beside& beside);
+                const GateMaking& making);
 
 }  // namespace gdnflow::stages::one_pass

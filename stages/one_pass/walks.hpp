@@ -45,7 +45,7 @@ struct WholeParams : Params {
 void half_head(const HalfParams& params, const Problem& problem, bool cut, std::int64_t slots,
                StepList& out);
 /// Adds the launch of a walk by a whole head a block, in so many blocks. `norm`: q and k are
-/// normalised by `params.norms`; bf16 only, since 1 / |k| enters a factor of what is rounded.
+/// normalised; bf16 only, since 1 / |k| enters a factor of what is rounded.
 void whole_head(const WholeParams& params, const Problem& problem, bool norm, std::int64_t blocks,
                 StepList& out);
 

@@ -15,6 +15,7 @@
 //   producers, a warp     q k v by TMA, prefix sums of g and their factors, into a ring of three
 //   another               O by TMA, from where the state groups leave it
 //   another               jobs
+//   another               norms of q, where q and k are to be normalised
 //   preparing group       Q K^T and K K^T on WGMMA, gates: P, L and N's halves; A_1 and A_2 by two
 //                         warps each, in fp32 (pair_tril_inverse.cuh); a chunk ahead
 //   two state groups      64 value columns each: K S -> R -> V'_1 -> V'_2 -> S, and Q S + P V'
@@ -22,7 +23,8 @@
 // Two state groups keep the tensor cores busy for each other while one rounds and scales: nothing
 // of S or V' goes through shared memory, and neither waits for the other.
 //
-// Where q and k are to be normalised, their norms are factors beside those of the gates.
+// Where q and k are to be normalised, neither is changed: with r the inverse of a row's norm, r_k,
+// from the diagonal of K K^T, becomes part of the factors that k is met with, and r_q scales o.
 //
 // Blocks stay: each takes its share of all chunks (shares.cu) as jobs that a producer warp makes
 // out (schedule.cuh), and the rings go on from one to the next.
@@ -89,13 +91,15 @@ struct Shared {
   // exp(gc_b - gc) by token, b the last one of its block of 16
   float to_block_end[Shape::key_stages][rows];
   device::PairTrilInverse::Storage inverse[2];  // of A_1 and A_2
-  Norms norms[Shape::key_stages];
+  float query_norms[Shape::key_stages][rows];   // r_q
+  float log2_growth[group_threads];             // of a thread's tokens (log2_growth_of)
   Barrier full_keys[Shape::key_stages], empty_keys[Shape::key_stages];
   Barrier scored[Shape::pair_stages];  // P is there,
   Barrier solved[Shape::pair_stages];  // A is,
   Barrier used[Shape::pair_stages];    // and both may be overwritten
   Barrier written[Shape::output_stages], stored[Shape::output_stages];
-  Barrier loaded_keys;  // of short chunks, before what lies past their end is cleared
+  Barrier normed[Shape::key_stages];  // r_q is there
+  Barrier loaded_keys;                // of short chunks, before what lies past their end is cleared
   JobRing ring;
 };
 static_assert(sizeof(Shared) <= shared_limit);
@@ -116,11 +120,14 @@ __device__ __forceinline__ Slot slot_of(int i) {
 }
 
 // Every thread of a group arrives: racecheck follows no less.
+template <bool Norm>
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   constexpr int readers = Shape::groups * group_threads;
+  constexpr int norms = Norm ? 32 : 0;
   for (int i = 0; i < Shape::key_stages; ++i) {
     shared.full_keys[i].init(1 + 32);  // the announced bytes, and every lane of the producer
-    shared.empty_keys[i].init(readers + group_threads);
+    shared.empty_keys[i].init(readers + group_threads + norms);
+    shared.normed[i].init(32);
   }
   for (int i = 0; i < Shape::pair_stages; ++i) {
     shared.scored[i].init(group_threads);
@@ -132,7 +139,7 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.stored[i].init(32);
   }
   shared.loaded_keys.init(1);
-  shared.ring.init(32 + 32 + group_threads + readers);
+  shared.ring.init(32 + 32 + norms + group_threads + readers);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -143,6 +150,27 @@ __device__ __forceinline__ int kept(int x) {
   int y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, -1;" : "=r"(y) : "r"(x), "r"(threadIdx.x % 32));
   return y;
+}
+
+// Of keys that are to be normalised: r_k of a warp's rows, from the diagonal of K K^T, of which it
+// has those rows, into the factors of R, and -beta r_k^2 of a lane's rows, `row` and eight on.
+__device__ __forceinline__ void norm_keys(Gates& gates, const float (&gram)[rows / 2], int warp,
+                                          int row, int column, float (&minus_beta)[2]) {
+  // Addresses are made anew here, too.
+  asm volatile("" : "+r"(row), "+r"(column));
+  const int pair = row >> 1;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float* const factors = &gates.residual[8 * warp + pair + 4 * h].x + (row & 1);
+    const float norm =
+        device::rsqrt_approximate(diagonal_of(gram, warp, row, h) + qk_norm::epsilon);
+    const float beta = factors[2] * norm;
+    if (2 * pair == column) {  // has the diagonal's element
+      factors[0] *= norm * norm;
+      factors[2] = beta;
+    }
+    minus_beta[h] = __shfl_sync(~0U, -beta * norm, 4 * row + pair);
+  }
 }
 
 template <class Element, bool Norm>
@@ -182,10 +210,15 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     multiply_keys(gram, shared.keys[slot.index].k, slot.index);
     multiply_keys(scores, shared.queries[slot.index].q, slot.index);
   };
-  const auto wait_products = [&] {
+  float minus_beta[2];  // of this thread's rows
+  // `there`: whether the chunk is, or its products are such that nobody looks at.
+  const auto take_products = [&](const Slot& slot, bool there, int warp, int row, int column) {
     device::wgmma_wait<0>();
     device::hold(gram);
     device::hold(scores);
+    if constexpr (Norm) {
+      if (there) norm_keys(shared.gates[slot.index], gram, warp, row, column, minus_beta);
+    }
   };
   Slot slot;
   Slot pair;
@@ -204,13 +237,15 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       }
       return;
     }
-    float log2_growth = 0.0F;
+    // Of the lead, here so that it takes no register.
+    float& log2_growth = shared.log2_growth[32 * own_warp + own];
+    if (w.lead > 0) log2_growth = 0.0F;
     const int behind_lead = w.chunks - w.lead;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
     if (w.fresh) {
       shared.full_keys[slot.index].wait(slot.phase);
       multiply(slot);
-      wait_products();
+      take_products(slot, true, own_warp, own / 4, own % 4 * 2);
     }
 #pragma unroll 1
     for (int left = w.chunks; left > 0; --left) {
@@ -231,17 +266,29 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       };
       const Gates& gates = shared.gates[slot.index];
       const auto& to_block_end = shared.to_block_end[slot.index];
-      const auto& norms = shared.norms[slot.index];
       const float gc_row[2] = {gates.log2_gamma[16 * warp + row],
                                gates.log2_gamma[16 * warp + row + 8]};
-      // beta of this thread's rows: halves of pairs.
-      const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
-      float minus_beta[2] = {-betas[0], -betas[4 * 4]};
-      if constexpr (Norm) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) minus_beta[h] *= norms.key[16 * warp + row + 8 * h];
+      if constexpr (!Norm) {
+        // Halves of pairs.
+        const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
+        minus_beta[0] = -betas[0];
+        minus_beta[1] = -betas[4 * 4];
       }
-      if (left > behind_lead) log2_growth += log2_growth_of<Norm>(gram, gates, warp);
+      if (left > behind_lead) {
+        float& log2_growth = shared.log2_growth[32 * warp + lane];
+        if constexpr (Norm) {
+          log2_growth += log2_growth_of(gram, warp, [&](int, int h) { return -minus_beta[h]; });
+        } else {
+          log2_growth += log2_growth_of(gram, gates, warp);
+        }
+      }
+      float scale[2] = {p.scale, p.scale};  // of this thread's rows
+      if constexpr (Norm) {
+        shared.normed[slot.index].wait(slot.phase);
+        const float* const norms = &shared.query_norms[slot.index][16 * warp + row];
+        scale[0] *= norms[0];
+        scale[1] *= norms[8];
+      }
       shared.used[pair.index].wait(pair.phase ^ 1);
       const std::uint32_t a = device::shared_address(shared.pairs[pair.index].a);
       const std::uint32_t weights = device::shared_address(shared.pairs[pair.index].p);
@@ -263,11 +310,6 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
           const int j = 2 * block + part;
           const float2 of_columns = *reinterpret_cast<const float2*>(
               &(Diagonal ? gates.log2_gamma : to_block_end)[8 * j + column]);
-          // r_k, which `to_block_end` has in it.
-          float2 keys = {1.0F, 1.0F};
-          if constexpr (Norm && Diagonal) {
-            keys = *reinterpret_cast<const float2*>(&norms.key[8 * j + column]);
-          }
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -275,15 +317,14 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
               const int e = 2 * h + c;
               const float of_column = c == 0 ? of_columns.x : of_columns.y;
               if constexpr (Diagonal) {
-                const float decay =
-                    device::exp2_approximate(gc_row[h] - of_column) * (c == 0 ? keys.x : keys.y);
+                const float decay = device::exp2_approximate(gc_row[h] - of_column);
                 // By selection: what is masked may be anything, a NaN included.
                 weight.x[part][e] = 8 * part + column + c <= row + 8 * h
-                                        ? p.scale * scores[4 * j + e] * decay
+                                        ? scale[h] * scores[4 * j + e] * decay
                                         : 0.0F;
                 n.x[part][e] = minus_beta[h] * gram[4 * j + e] * decay;
               } else {
-                weight.x[part][e] = p.scale * from_end[h] * (scores[4 * j + e] * of_column);
+                weight.x[part][e] = scale[h] * from_end[h] * (scores[4 * j + e] * of_column);
                 n.x[part][e] = minus_beta[h] * from_end[h] * (gram[4 * j + e] * of_column);
               }
             }
@@ -327,14 +368,15 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       shared.solved[pair.index].arrive();
       // The next chunk's products; where there is none yet some that nobody looks at.
       slot.advance(Shape::key_stages);
-      if (left > none_behind) shared.full_keys[slot.index].wait(slot.phase);
+      const bool follows = left > none_behind;
+      if (follows) shared.full_keys[slot.index].wait(slot.phase);
       multiply(slot);
       pair.advance(Shape::pair_stages);
-      wait_products();
+      take_products(slot, follows, warp, row, column);
     }
     if (w.lead > 0 && w.kind == Job::walk) {
-      log2_growth = segments::sum_of_warp(log2_growth);
-      if (own == 0) p.segments.log2_growth[4 * blockIdx.x + own_warp] = log2_growth;
+      const float sum = segments::sum_of_warp(log2_growth);
+      if (own == 0) p.segments.log2_growth[4 * blockIdx.x + own_warp] = sum;
     }
   };
   for_each_job(shared.ring, walk);
@@ -372,6 +414,66 @@ __device__ void store_outputs(const WholeParams& p, Shared& shared) {
     if (w.first_mark != INT_MAX && lane == 0) device::store_wait();
   });
   if (lane == 0) device::store_wait();
+}
+
+__device__ __forceinline__ uint4 load_shared(std::uint32_t at) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(at)
+               : "memory");
+  return x;
+}
+
+// r_q, by a warp, two rows a lane, and into the factors of Q S.
+__device__ void norm_queries(Shared& shared) {
+  const int lane = kept(static_cast<int>(threadIdx.x % 32));
+  Slot slot;
+  for_each_job(shared.ring, [&](const Job& w) {
+#pragma unroll 1
+    for (int left = w.chunks; left > 0; --left) {
+      shared.full_keys[slot.index].wait(slot.phase);
+      if (w.kind != Job::link) {
+        // Lanes take a row's parts in different orders, so that they meet in no bank.
+        std::uint32_t q =
+            device::shared_address(shared.queries[slot.index].q) + 128 * lane + 16 * (lane % 8);
+        float sums[2][2] = {};
+#pragma unroll 1
+        for (int panel = 0; panel < 2; ++panel, q += panel_bytes) {
+#pragma unroll 1
+          for (int part = 0; part < 128; part += 32) {
+            uint4 x[2][2];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              x[0][h] = load_shared((q ^ part) + h * 32 * 128);
+              x[1][h] = load_shared((q ^ part ^ 16) + h * 32 * 128);
+            }
+#pragma unroll
+            for (int of_row = 0; of_row < 2; ++of_row) {
+#pragma unroll
+              for (int word = 0; word < 4; ++word) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                  const float2 two = device::unpack<__nv_bfloat16>((&x[of_row][h].x)[word]);
+                  sums[h][0] += two.x * two.x;
+                  sums[h][1] += two.y * two.y;
+                }
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float norm = device::rsqrt_approximate(sums[h][0] + sums[h][1] + qk_norm::epsilon);
+          shared.query_norms[slot.index][lane + 32 * h] = norm;
+          shared.gates[slot.index].query[lane + 32 * h] *= norm;
+        }
+      }
+      shared.empty_keys[slot.index].arrive();
+      shared.normed[slot.index].arrive();
+      slot.advance(Shape::key_stages);
+    }
+  });
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -744,8 +846,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       load_value_step(residual[0], v);
       load_value_step(residual[1], v + 2048);
       float4 factor[held];
+      const auto first_factors = [&] {
 #pragma unroll
-      for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
+        for (int j = 0; j < held; ++j) factor[j] = gates.residual[4 * j + quad];
+      };
+      if constexpr (!Norm) first_factors();
       const auto next_factors = [&](int step) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -754,7 +859,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
           }
         }
       };
+      if constexpr (Norm) {
+        shared.scored[pair.index].wait(pair.phase);
+      }
       shared.solved[pair.index].wait(pair.phase);
+      if constexpr (Norm) first_factors();  // which r_k has become part of
       device::wgmma_wait<1>();
       device::hold(ks);
 
@@ -861,7 +970,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
       };
       scale_tokens(o, gates.query);
-      {
+      if constexpr (!Norm) {
         int number = i;
         asm volatile("" : "+r"(number));
         const Slot again = slot_of<Shape::pair_stages>(number);
@@ -889,11 +998,6 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       device::wgmma_wait<1>();
       device::hold(o);
       shared.used[pair.index].arrive();
-      if constexpr (Norm) {
-        int number = i;
-        asm volatile("" : "+r"(number));
-        scale_tokens(o, shared.norms[number % Shape::key_stages].query);
-      }
 #pragma unroll
       for (int step = 0; step < steps_of_rows; ++step)
         pack_step<Element>(rounded[step], &o[8 * step]);
@@ -936,7 +1040,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
   extern __shared__ __align__(1024) std::byte raw[];
   auto& shared = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    init_barriers(shared);
+    init_barriers<Norm>(shared);
     init_rehearsal(shared.ring);
     device::fence_barrier_init();
   }
@@ -959,7 +1063,7 @@ __global__ void __launch_bounds__(Shape::threads, 1)
             device::prefetch_state(p.state.initial, p.state.initial_row(w.sequence), w.head, dim,
                                    state_elements);
           }
-          produce_keys<Shape, Norm>(p, w, shared, slot);
+          produce_keys<Shape>(p, w, shared, slot);
         } else if (w.kind == Job::link) {
           produce_transfer(p, w.block, shared, slot);
         } else if (w.kind == Job::rehearse) {
@@ -973,6 +1077,8 @@ __global__ void __launch_bounds__(Shape::threads, 1)
       store_outputs<Element>(p, shared);
     } else if (threadIdx.x < 96) {
       Scheduler(p, shared.ring).run();
+    } else if constexpr (Norm) {
+      norm_queries(shared);
     }
   } else if (group == 1) {
     device::give_registers<Shape::preparing_registers>();

@@ -80,6 +80,10 @@ struct Problem {
 
   /// The scale in force.
   GDNFLOW_API float effective_scale() const noexcept;
+  /// Whether log decay and beta are handed over as kernels read them.
+  bool has_ready_gates() const noexcept {
+    return gate == GateForm::log_decay && beta == BetaForm::ready;
+  }
   /// The q/k head that value head `h` reads.
   std::int32_t qk_head_of(std::int32_t h) const noexcept {
     return head_map == HeadMap::grouped ? h / (v_heads / qk_heads) : h % qk_heads;
