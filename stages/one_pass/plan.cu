@@ -24,10 +24,10 @@ using Plan = segments::BlockPlan<scan::Config::threads>;
 
 static_assert(GateMaking::threads == scan::Config::threads);
 
-/// Whether the past of some head of a sequence that may be cut does not fade in front of any
-/// segment: such a head is walked through whatever is cut, which then only delays it. By the block;
-/// a sample of the gates tells. It is asked for early and looked at late: nothing here is waited
-/// for that can be done meanwhile, and few instructions are fetched for it.
+/// Whether the past of some head of a long sequence does not fade in front of any segment: such a
+/// head is walked through whatever is cut, which then only delays it. By the block; a sample of the
+/// gates tells. It is asked for early and looked at late: nothing here is waited for that can be
+/// done meanwhile, and few instructions are fetched for it.
 template <bool MakesGates>
 class FrozenHeads {
  public:
@@ -40,7 +40,9 @@ class FrozenHeads {
     const std::int32_t head = lot - n * p.table.heads;
     const std::int32_t begin = __shfl_sync(~0U, start, n);
     const auto tokens = static_cast<std::uint32_t>(__shfl_sync(~0U, start, n + 1) - begin);
-    asked_ = __shfl_sync(~0U, chunks, n) > segment_grain && head < p.table.heads;
+    // Of those that take the longest: others are done by then, cut or not.
+    const std::int32_t least = max(__reduce_max_sync(~0U, chunks) / 2, std::int32_t{segment_grain});
+    asked_ = __shfl_sync(~0U, chunks, n) > least && head < p.table.heads;
     if (asked_) {
       g_ = sampled_log_decay<MakesGates>(p.g, p.making, begin, tokens, thread % samples, samples,
                                          head);

@@ -24,7 +24,7 @@
 // of S or V' goes through shared memory, and neither waits for the other.
 //
 // Where q and k are to be normalised, neither is changed: with r the inverse of a row's norm, r_k,
-// from the diagonal of K K^T, becomes part of the factors that k is met with, and r_q scales o.
+// from the diagonal of K K^T, becomes a factor of beta, and r_q one of rows of P and of Q S.
 //
 // Blocks stay: each takes its share of all chunks (shares.cu) as jobs that a producer warp makes
 // out (schedule.cuh), and the rings go on from one to the next.
@@ -164,8 +164,9 @@ __device__ __forceinline__ void norm_keys(Gates& gates, const float (&gram)[rows
     float* const factors = &gates.residual[8 * warp + pair + 4 * h].x + (row & 1);
     const float norm =
         device::rsqrt_approximate(diagonal_of(gram, warp, row, h) + qk_norm::epsilon);
-    const float beta = factors[2] * norm;
+    float beta = 0.0F;
     if (2 * pair == column) {  // has the diagonal's element
+      beta = factors[2] * norm;
       factors[0] *= norm * norm;
       factors[2] = beta;
     }
@@ -469,8 +470,9 @@ __device__ void norm_queries(Shared& shared) {
           shared.gates[slot.index].query[lane + 32 * h] *= norm;
         }
       }
-      shared.empty_keys[slot.index].arrive();
+      // In this order: in a link nobody waits for the second but through the first.
       shared.normed[slot.index].arrive();
+      shared.empty_keys[slot.index].arrive();
       slot.advance(Shape::key_stages);
     }
   });

@@ -183,20 +183,26 @@ TEST_CASE("gates that fade in one place and not in another")
   GDNFLOW_REQUIRE_GPU();
   if (!runs_here()) return;
   const Problem problem = problem_of(2, 8, true);
-  Externals x = externals_of(problem, {12000}, Distribution::no_decay);
-  for (const std::int64_t token : {3000, 3001, 9100}) {
-    for (std::int64_t head = 0; head < problem.v_heads; head += 3) {
-      x.set_log_decay(token, head, -40.0F);
+  // One sequence, whose heads half heads look at before they cut; and so many that they do not.
+  const std::vector<std::vector<std::int64_t>> all_lengths{{12000}, {9500, 400, 400, 400, 400}};
+  for (const auto& lengths : all_lengths) {
+    Externals x = externals_of(problem, lengths, Distribution::no_decay);
+    for (const std::int64_t token : {3000, 3001, 9100}) {
+      for (std::int64_t head = 0; head < problem.v_heads; head += 3) {
+        x.set_log_decay(token, head, -40.0F);
+      }
     }
+    check_all_ways(x, fmt::format("{} sequences, resets here and there", lengths.size()), false);
   }
-  check_all_ways(x, "resets here and there", false);
 }
 
 TEST_CASE("heads whose past does not fade, each in many pieces")
 {
   GDNFLOW_REQUIRE_GPU();
   if (!runs_here()) return;
-  const std::vector<std::vector<std::int64_t>> all_lengths{{9000}, {2500, 0, 3001, 64, 200}};
+  // The last: too many sequences and heads for half heads to look at before they cut.
+  const std::vector<std::vector<std::int64_t>> all_lengths{
+      {9000}, {2500, 0, 3001, 64, 200}, {2500, 0, 3001, 64, 200, 300, 300, 1, 300}};
   for (const auto& lengths : all_lengths) {
     for (const auto& [qk, v] : {std::pair{1, 1}, {2, 8}}) {
       for (const Distribution distribution :
