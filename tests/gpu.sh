@@ -192,10 +192,13 @@ if [ "$sanitizer" = yes ]; then
     step "$tool segments" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
       --pipelines register-state,one-pass --case 1,1025,1,2,state \
       --sweep one_pass:value_tile=64,128 &
-    # Where nothing fades: shares of whole heads are linked.
-    step "$tool links" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-      --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
-      --sweep one_pass:value_tile=128 &
+    # Where nothing fades: shares of whole heads are linked, with q and k normalised inside and
+    # without.
+    for norm in "" --qk-norm; do
+      step "$tool links${norm:+ with norms}" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
+        $norm --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
+        --sweep one_pass:value_tile=128 &
+    done
     # q and k normalised and gates made ready inside; short sequences among long ones, so many that
     # they go token by token.
     step "$tool norms" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \

@@ -229,6 +229,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
 #pragma unroll 1
       for (int left = w.chunks; left > 0; --left) {
         shared.full_keys[slot.index].wait(slot.phase);
+        if constexpr (Norm) shared.normed[slot.index].wait(slot.phase);  // to stay in step
         shared.empty_keys[slot.index].arrive();
         shared.used[pair.index].wait(pair.phase ^ 1);
         shared.scored[pair.index].arrive();
@@ -470,7 +471,6 @@ __device__ void norm_queries(Shared& shared) {
           shared.gates[slot.index].query[lane + 32 * h] *= norm;
         }
       }
-      // In this order: in a link nobody waits for the second but through the first.
       shared.normed[slot.index].arrive();
       shared.empty_keys[slot.index].arrive();
       slot.advance(Shape::key_stages);
