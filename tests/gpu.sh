@@ -195,8 +195,8 @@ if [ "$sanitizer" = yes ]; then
     # Where nothing fades: shares of whole heads are linked, with q and k normalised inside and
     # without.
     for norm in "" --qk-norm; do
-      step "$tool links${norm:+ with norms}" "${sanitize[@]}" "$programs/gdnflow-ablate" --device cuda --seconds 0 \
-        $norm --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
+      step "$tool links${norm:+ with norms}" "${sanitize[@]}" "$programs/gdnflow-ablate" \
+        --device cuda --seconds 0 $norm --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
         --sweep one_pass:value_tile=128 &
     done
     # q and k normalised and gates made ready inside; short sequences among long ones, so many that

@@ -469,12 +469,12 @@ __global__ void __launch_bounds__(S::threads, S::resident)
   }
 }
 
-/// Whether heads are few enough that a token's time is what counts: measured, up to two thirds of
-/// the multiprocessors. Not where a sequence is to have the same bits in any batch.
+/// Whether heads are few enough that a token's time is what counts: measured, up to half of the
+/// multiprocessors. Not where a sequence is to have the same bits in any batch.
 bool is_narrow(const VariantQuery& query) {
   return query.problem.mode != Mode::batch_invariant &&
-         3 * query.capacity.max_sequences * query.problem.v_heads <=
-             2 * std::int64_t{query.device.multiprocessors};
+         2 * query.capacity.max_sequences * query.problem.v_heads <=
+             std::int64_t{query.device.multiprocessors};
 }
 
 bool suits_vectors(const TensorView& pool) {
