@@ -200,7 +200,7 @@ TEST_CASE("heads whose past does not fade, each in many pieces")
 {
   GDNFLOW_REQUIRE_GPU();
   if (!runs_here()) return;
-  // The last: too many sequences and heads for half heads to look at before they cut.
+  // The last with 8 heads: too many for half heads to look at before they cut.
   const std::vector<std::vector<std::int64_t>> all_lengths{
       {9000}, {2500, 0, 3001, 64, 200}, {2500, 0, 3001, 64, 200, 300, 300, 1, 300}};
   for (const auto& lengths : all_lengths) {

@@ -33,8 +33,8 @@ GDNFLOW_API std::string_view to_string(Distribution distribution) noexcept;
 GDNFLOW_API std::optional<Distribution> parse_distribution(std::string_view text) noexcept;
 GDNFLOW_API std::span<const Distribution> distributions() noexcept;
 
-/// What a tensor to be filled is. raw_q, raw_k: what `qk_norm` is to normalise, q and k times a
-/// power of two of each row's own, uniform between 2^-4 and 2^4.
+/// What a tensor to be filled is. raw_q, raw_k: what `qk_norm` is to normalise, q and k times 2^x
+/// with an x of each row's own, uniform between -4 and 4.
 enum class InputKind : std::uint8_t { q, k, v, g, beta, initial_state, raw_q, raw_k };
 
 /// What q and k of a problem are drawn as.
