@@ -239,10 +239,8 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       }
       return;
     }
-    // Of the lead, here so that it takes no register.
-    float& log2_growth = shared.log2_growth[32 * own_warp + own];
-    if (w.lead > 0) log2_growth = 0.0F;
-    const int behind_lead = w.chunks - w.lead;
+    // Of the lead: there, so that it takes no register.
+    if (w.lead > 0) shared.log2_growth[32 * own_warp + own] = 0.0F;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
     if (w.fresh) {
       shared.full_keys[slot.index].wait(slot.phase);
@@ -276,7 +274,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
         minus_beta[0] = -betas[0];
         minus_beta[1] = -betas[4 * 4];
       }
-      if (left > behind_lead) {
+      if (left > w.chunks - w.lead) {  // in the lead
         float& log2_growth = shared.log2_growth[32 * warp + lane];
         if constexpr (Norm) {
           log2_growth += log2_growth_of(gram, warp, [&](int, int h) { return -minus_beta[h]; });
@@ -377,7 +375,8 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       take_products(slot, follows, warp, row, column);
     }
     if (w.lead > 0 && w.kind == Job::walk) {
-      const float sum = segments::sum_of_warp(log2_growth);
+      asm volatile("" : "+r"(own), "+r"(own_warp));
+      const float sum = segments::sum_of_warp(shared.log2_growth[32 * own_warp + own]);
       if (own == 0) p.segments.log2_growth[4 * blockIdx.x + own_warp] = sum;
     }
   };
