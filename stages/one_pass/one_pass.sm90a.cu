@@ -88,8 +88,7 @@ std::vector<ScratchSpec> segment_pieces(const VariantQuery& query) {
 }
 
 void add_half(const StageCall& call, const VariantQuery& query, const SequenceScan& scan,
-              const Params& common, const ReadyGates& gates, const GateMaking& making,
-              ScratchReader scratch, StepList& out) {
+              const Params& common, const ReadyGates& gates, ScratchReader scratch, StepList& out) {
   HalfParams params{};
   static_cast<Params&>(params) = common;
   SlotTable table;
@@ -113,7 +112,7 @@ void add_half(const StageCall& call, const VariantQuery& query, const SequenceSc
     params.segments.capacity = table.slot_count;
     params.waiting = waiting_states(call, call.scratch.back());
   }
-  out.push_back(plan_step(scan, table, gates, making));
+  out.push_back(plan_step(scan, table, gates));
   half_head(params, call.problem, is_cut(query), slots_of(query), out);
 }
 
@@ -170,8 +169,8 @@ std::vector<ScratchSpec> share_pieces(const VariantQuery& query) {
 }
 
 void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan scan,
-               const Params& common, const ReadyGates& gates, const GateMaking& making,
-               ScratchReader scratch, StepList& out) {
+               const Params& common, const ReadyGates& gates, ScratchReader scratch,
+               StepList& out) {
   WholeParams params{};
   static_cast<Params&>(params) = common;
   ShareTable table;
@@ -199,7 +198,7 @@ void add_whole(const StageCall& call, const VariantQuery& query, SequenceScan sc
   params.waiting.pool_stride = state_elements;
   scan.most_unchunked = most_short(query);
   table.skips = params.skips_empty = scan.most_unchunked > 0;
-  out.push_back(share_step(scan, table, gates, making));
+  out.push_back(share_step(scan, table, gates));
   if (scan.most_unchunked > 0) add_recurrence(call, scan, gates, scan.most_unchunked, out);
   whole_head(params, call.problem, normalizes(query), table.blocks, out);
 }
@@ -258,8 +257,7 @@ void steps(const StageCall& call, StepList& out) {
 
   Params common{};
   static_cast<Sm90Params&>(common) = sm90_tensors(call);
-  GateMaking making;
-  const ReadyGates gates = ready_gates(call, scratch, making);
+  const ReadyGates gates = ready_gates(call, scratch);
   common.g = gates.g;
   common.beta = gates.beta;
   common.starts = scan.starts;
@@ -268,8 +266,8 @@ void steps(const StageCall& call, StepList& out) {
   common.checkpoint_offsets = scan.checkpoint_offsets;
   common.prefix_lens = scan.prefix_lens;
   common.wide_index = scan.wide_index;
-  value_tile(query) == dim ? add_whole(call, query, scan, common, gates, making, scratch, out)
-                           : add_half(call, query, scan, common, gates, making, scratch, out);
+  value_tile(query) == dim ? add_whole(call, query, scan, common, gates, scratch, out)
+                           : add_half(call, query, scan, common, gates, scratch, out);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "one_pass/plan.hpp"
 #include "one_pass/ready_gates.cuh"
 #include "segments/block_plan.cuh"
-#include "segments/plan.hpp"
 
 namespace gdnflow::stages::one_pass {
 namespace {
@@ -49,8 +48,7 @@ class FrozenHeads {
     }
   }
   __device__ __forceinline__ bool any() {
-    constexpr float fades = (segments::log2_resolution + segments::log2_margin) * samples /
-                            (device::log2_e * chunk_tokens * segments::most_lead);
+    constexpr float fades = fading_sum(samples, segments::most_lead);
 #pragma unroll
     for (int step = 1; step < samples; step *= 2) g_ += __shfl_xor_sync(~0U, g_, step);
     return __syncthreads_or(static_cast<int>(asked_ && !(g_ <= fades))) != 0;  // a NaN never fades
@@ -114,12 +112,11 @@ __global__ void __launch_bounds__(scan::Config::threads)
 
 }  // namespace
 
-Step plan_step(const SequenceScan& scan, const SlotTable& table, const ReadyGates& gates,
-               const GateMaking& making) {
-  return programmatic(kernel_step("one_pass plan",
-                                  making.blocks > 0 ? plan_kernel<true> : plan_kernel<false>,
-                                  grid_of(1 + making.blocks), {scan::Config::threads}, 0,
-                                  Params{scan, table, gates.g, making}));
+Step plan_step(const SequenceScan& scan, const SlotTable& table, const ReadyGates& gates) {
+  const std::int64_t beside = gates.making.blocks;
+  return programmatic(kernel_step(
+      "one_pass plan", beside > 0 ? plan_kernel<true> : plan_kernel<false>, grid_of(1 + beside),
+      {scan::Config::threads}, 0, Params{scan, table, gates.g, gates.making}));
 }
 
 }  // namespace gdnflow::stages::one_pass

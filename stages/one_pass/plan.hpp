@@ -19,12 +19,10 @@ struct SlotTable {
   std::int32_t* longest = nullptr;  ///< [1]: chunks of a segment, at most
 };
 
-struct GateMaking;
 struct ReadyGates;
 
 /// The scan and the table, in one launch, by one block; beside it gates are made ready where they
 /// are not. With a table `scan.chunk_offsets` and `.chunk_counts` are asked for.
-Step plan_step(const SequenceScan& scan, const SlotTable& table, const ReadyGates& gates,
-               const GateMaking& making);
+Step plan_step(const SequenceScan& scan, const SlotTable& table, const ReadyGates& gates);
 
 }  // namespace gdnflow::stages::one_pass

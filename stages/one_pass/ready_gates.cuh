@@ -10,6 +10,7 @@
 #include "gate/table.cuh"
 #include "one_pass/gates.hpp"
 #include "one_pass/scratch_reader.hpp"
+#include "segments/plan.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -42,10 +43,12 @@ __device__ __forceinline__ void make_gates(const GateMaking& p) {
   }
 }
 
-/// Log decay and beta as a walk reads them.
+/// Log decay and beta as a walk reads them, and how the launch in front makes them where they are
+/// not handed over so.
 struct ReadyGates {
   device::Scalars<const float> g;     // [T, Hv]
   device::Scalars<const float> beta;  // [T, Hv]
+  GateMaking making;
 };
 
 /// A log decay where gates may be on their way to being ready. `i` is which of some samples of a
@@ -64,9 +67,15 @@ __device__ __forceinline__ float sampled_log_decay(const device::Scalars<const f
                                      : g.at(token, head));
 }
 
-/// Those that the caller hands over, or that `making` is now to leave in the next pieces of the
-/// scratch (gate_pieces).
-inline ReadyGates ready_gates(const StageCall& call, ScratchReader& scratch, GateMaking& making) {
+/// The sum of so many samples of a head at which its past fades over `lead` chunks.
+__device__ __forceinline__ constexpr float fading_sum(std::int32_t samples, std::int32_t lead) {
+  return (segments::log2_resolution + segments::log2_margin) * static_cast<float>(samples) /
+         (device::log2_e * static_cast<float>(chunk_tokens * lead));
+}
+
+/// Those that the caller hands over, or that are to be left in the next pieces of the scratch
+/// (gate_pieces).
+inline ReadyGates ready_gates(const StageCall& call, ScratchReader& scratch) {
   ReadyGates gates;
   if (!fuses_gate(call.options)) {
     gates.g = device::Scalars<const float>(call["g"]);
@@ -76,8 +85,8 @@ inline ReadyGates ready_gates(const StageCall& call, ScratchReader& scratch, Gat
   const std::int64_t heads = call.problem.v_heads;
   auto* const g = scratch.next<float>();
   auto* const beta = scratch.next<float>();
-  making = GateMaking(gate::Table(call, g, heads, beta, heads), call.capacity.max_tokens * heads,
-                      call.device.multiprocessors);
+  gates.making = GateMaking(gate::Table(call, g, heads, beta, heads),
+                            call.capacity.max_tokens * heads, call.device.multiprocessors);
   gates.g.data = g;
   gates.beta.data = beta;
   gates.g.token_stride = gates.beta.token_stride = heads;

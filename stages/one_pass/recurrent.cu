@@ -509,9 +509,8 @@ void steps(const StageCall& call, StepList& out) {
   ScratchReader scratch(call);
   scan.starts = scratch.next<std::int32_t>();
   scan.checkpoint_offsets = scratch.next<std::int32_t>();
-  GateMaking making;
-  const ReadyGates gates = ready_gates(call, scratch, making);
-  out.push_back(plan_step(scan, {}, gates, making));
+  const ReadyGates gates = ready_gates(call, scratch);
+  out.push_back(plan_step(scan, {}, gates));
   add_recurrence(call, scan, gates, std::numeric_limits<std::int32_t>::max(), out);
 }
 

@@ -214,9 +214,7 @@ __device__ __forceinline__ bool weigh_heads(const Params& p, Shared& shared,
   const std::int32_t lead =
       min(2 * (FewSequences::at(few.chunks, 31) * heads / p.table.blocks) + link_cost,
           segments::most_lead);
-  const float fades = (segments::log2_resolution + segments::log2_margin) *
-                      static_cast<float>(samples) /
-                      (device::log2_e * static_cast<float>(chunk_tokens * lead));
+  const float fades = fading_sum(samples, lead);
   bool any = false;
 #pragma unroll 1
   for (std::int32_t i = thread; i - thread < lots * samples; i += threads) {
@@ -374,11 +372,11 @@ __global__ void __launch_bounds__(threads) share_kernel(const __grid_constant__ 
 
 }  // namespace
 
-Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
-                const GateMaking& making) {
+Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates) {
+  const std::int64_t beside = gates.making.blocks;
   return programmatic(
-      kernel_step("one_pass shares", making.blocks > 0 ? share_kernel<true> : share_kernel<false>,
-                  grid_of(1 + making.blocks), {threads}, 0, Params{scan, table, gates.g, making}));
+      kernel_step("one_pass shares", beside > 0 ? share_kernel<true> : share_kernel<false>,
+                  grid_of(1 + beside), {threads}, 0, Params{scan, table, gates.g, gates.making}));
 }
 
 }  // namespace gdnflow::stages::one_pass

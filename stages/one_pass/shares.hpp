@@ -50,12 +50,10 @@ struct ShareTable {
   bool skips = false;                ///< whether sequences without chunks cost nothing
 };
 
-struct GateMaking;
 struct ReadyGates;
 
 /// The scan and the table, in one launch, by one block; beside it gates are made ready where they
 /// are not. `scan.starts` and `scan.chunk_offsets` are asked for.
-Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates,
-                const GateMaking& making);
+Step share_step(const SequenceScan& scan, const ShareTable& table, const ReadyGates& gates);
 
 }  // namespace gdnflow::stages::one_pass

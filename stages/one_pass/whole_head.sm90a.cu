@@ -426,6 +426,38 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t at) {
   return x;
 }
 
+// The sums of squares of rows `lane` and `lane` + 32 of a tile of q. Lanes take a row's parts in
+// different orders, so that they meet in no bank.
+__device__ __forceinline__ float2 square_rows(const std::byte* tile, int lane) {
+  std::uint32_t row = device::shared_address(tile) + 128 * lane + 16 * (lane % 8);
+  float sums[2][2] = {};
+#pragma unroll 1
+  for (int panel = 0; panel < 2; ++panel, row += panel_bytes) {
+#pragma unroll 1
+    for (int part = 0; part < 128; part += 32) {
+      uint4 x[2][2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        x[0][h] = load_shared((row ^ part) + h * 32 * 128);
+        x[1][h] = load_shared((row ^ part ^ 16) + h * 32 * 128);
+      }
+#pragma unroll
+      for (int of_row = 0; of_row < 2; ++of_row) {
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float2 two = device::unpack<__nv_bfloat16>((&x[of_row][h].x)[word]);
+            sums[h][0] += two.x * two.x;
+            sums[h][1] += two.y * two.y;
+          }
+        }
+      }
+    }
+  }
+  return {sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]};
+}
+
 // r_q, by a warp, two rows a lane, and into the factors of Q S.
 __device__ void norm_queries(Shared& shared) {
   const int lane = kept(static_cast<int>(threadIdx.x % 32));
@@ -435,37 +467,11 @@ __device__ void norm_queries(Shared& shared) {
     for (int left = w.chunks; left > 0; --left) {
       shared.full_keys[slot.index].wait(slot.phase);
       if (w.kind != Job::link) {
-        // Lanes take a row's parts in different orders, so that they meet in no bank.
-        std::uint32_t q =
-            device::shared_address(shared.queries[slot.index].q) + 128 * lane + 16 * (lane % 8);
-        float sums[2][2] = {};
-#pragma unroll 1
-        for (int panel = 0; panel < 2; ++panel, q += panel_bytes) {
-#pragma unroll 1
-          for (int part = 0; part < 128; part += 32) {
-            uint4 x[2][2];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              x[0][h] = load_shared((q ^ part) + h * 32 * 128);
-              x[1][h] = load_shared((q ^ part ^ 16) + h * 32 * 128);
-            }
-#pragma unroll
-            for (int of_row = 0; of_row < 2; ++of_row) {
-#pragma unroll
-              for (int word = 0; word < 4; ++word) {
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                  const float2 two = device::unpack<__nv_bfloat16>((&x[of_row][h].x)[word]);
-                  sums[h][0] += two.x * two.x;
-                  sums[h][1] += two.y * two.y;
-                }
-              }
-            }
-          }
-        }
+        const float2 squares = square_rows(shared.queries[slot.index].q, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float norm = device::rsqrt_approximate(sums[h][0] + sums[h][1] + qk_norm::epsilon);
+          const float norm =
+              device::rsqrt_approximate((h == 0 ? squares.x : squares.y) + qk_norm::epsilon);
           shared.query_norms[slot.index][lane + 32 * h] = norm;
           shared.gates[slot.index].query[lane + 32 * h] *= norm;
         }
@@ -860,9 +866,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
           }
         }
       };
-      if constexpr (Norm) {
-        shared.scored[pair.index].wait(pair.phase);
-      }
+      if constexpr (Norm) shared.scored[pair.index].wait(pair.phase);
       shared.solved[pair.index].wait(pair.phase);
       if constexpr (Norm) first_factors();  // which r_k has become part of
       device::wgmma_wait<1>();
