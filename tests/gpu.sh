@@ -196,8 +196,8 @@ if [ "$sanitizer" = yes ]; then
     # without.
     for norm in "" --qk-norm; do
       step "$tool links${norm:+ with norms}" "${sanitize[@]}" "$programs/gdnflow-ablate" \
-        --device cuda --seconds 0 $norm --pipelines one-pass --case 1,1500,1,1,state --distribution no_decay \
-        --sweep one_pass:value_tile=128 &
+        --device cuda --seconds 0 $norm --pipelines one-pass --case 1,1500,1,1,state \
+        --distribution no_decay --sweep one_pass:value_tile=128 &
     done
     # q and k normalised and gates made ready inside; short sequences among long ones, so many that
     # they go token by token.

@@ -80,8 +80,7 @@ random::InputSpec spec_of(InputKind kind, Distribution distribution, std::uint64
   spec.elements = out.elements();
   spec.heads = out.extents[1];
   spec.row = out.extents[out.rank - 1];
-  spec.normalized = kind == InputKind::q || kind == InputKind::k || kind == InputKind::raw_q ||
-                    kind == InputKind::raw_k;
+  spec.normalized = random::is_query(kind) || random::is_key(kind);
   return spec;
 }
 

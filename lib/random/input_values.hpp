@@ -20,6 +20,13 @@ struct InputSpec {
   bool normalized = false;  ///< rows belong together: q and k
 };
 
+GDNFLOW_HOST_DEVICE inline bool is_query(InputKind kind) {
+  return kind == InputKind::q || kind == InputKind::raw_q;
+}
+GDNFLOW_HOST_DEVICE inline bool is_key(InputKind kind) {
+  return kind == InputKind::k || kind == InputKind::raw_k;
+}
+
 /// Elements that must be made by one thread. Rows of q and k have a norm in common; of the rest any
 /// range will do.
 GDNFLOW_HOST_DEVICE inline std::int64_t unit_of(const InputSpec& spec) {
@@ -34,7 +41,7 @@ GDNFLOW_HOST_DEVICE inline Rounded raw_key(const InputSpec& spec, Rounded normal
 /// One row of q or k. `store(index, float)` takes each element.
 template <class Store>
 GDNFLOW_HOST_DEVICE inline void make_row(const InputSpec& spec, std::int64_t row, Store store) {
-  const bool query = spec.kind == InputKind::q || spec.kind == InputKind::raw_q;
+  const bool query = is_query(spec.kind);
   const bool raw = spec.kind == InputKind::raw_q || spec.kind == InputKind::raw_k;
   const Sequence sequence = query ? Sequence::q : Sequence::k;
   const std::int64_t first = row * spec.row;

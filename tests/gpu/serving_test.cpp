@@ -65,6 +65,13 @@ class DevicePrompts {
   std::map<std::string, std::unique_ptr<DeviceTensor>> device_;
 };
 
+/// Whether there is one; says so where there is not.
+bool has_second_device(const char* test) {
+  if (cuda_device_count() >= 2) return true;
+  fmt::print("{}: skipped, expected 2 devices, got 1\n", test);
+  return false;
+}
+
 /// The device that is current until this ends.
 class CurrentDevice {
  public:
@@ -359,10 +366,7 @@ TEST_CASE("a session takes the memory that it reports")
 TEST_CASE("a second device is served as the first is")
 {
   GDNFLOW_REQUIRE_GPU();
-  if (cuda_device_count() < 2) {
-    fmt::print("a second device: skipped, expected 2 devices, got 1\n");
-    return;
-  }
+  if (!has_second_device("a second device")) return;
   const EngineBatch host(small_problem(), 640, 5, mixed_batch());
   for (const std::string& recipe : runnable(host.problem())) {
     CAPTURE(recipe);
@@ -389,10 +393,7 @@ TEST_CASE("a second device is served as the first is")
 TEST_CASE("two devices at once, in turn from one thread and from a thread each")
 {
   GDNFLOW_REQUIRE_GPU();
-  if (cuda_device_count() < 2) {
-    fmt::print("two devices at once: skipped, expected 2 devices, got 1\n");
-    return;
-  }
+  if (!has_second_device("two devices at once")) return;
   const EngineBatch host(small_problem(), 640, 5, mixed_batch());
   struct Side {
     Side(const EngineBatch& host, std::int32_t device, const std::string& recipe)
