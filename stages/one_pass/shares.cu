@@ -29,6 +29,12 @@ namespace {
 constexpr std::int32_t change_cost = 1;
 // and in front of a share that begins inside one.
 constexpr std::int32_t lead_cost = 11;
+// Of that what it is busy for: so many chunks longer is a share that begins with its head where
+// heads are alike, if the others have so many at least, and so many where they are to be no more
+// than a chunk shorter than equal ones.
+constexpr std::int32_t lead_time = 8;
+constexpr std::int32_t least_share = 4;
+constexpr std::int32_t long_share = 10;
 // What a link costs beside walking the share twice more.
 constexpr std::int32_t link_cost = 8;
 // A share that would begin so little behind a sequence's start begins there.
@@ -117,6 +123,30 @@ __device__ __forceinline__ Begin<Unit> find_begin(std::int32_t blocks, std::int3
     begin.inside = chunk > least_inside;
     begin.place = {lot.sequence, lot.head + head, begin.inside ? chunk : 0};
     begin.unit = begin.inside ? unit : begin.head_begin;
+  }
+  return begin;
+}
+
+// The same where all heads have `length` chunks, each cut into as many shares: the first of a head
+// has no lead, and so many chunks more.
+__device__ __forceinline__ Begin<std::int32_t> begin_by_heads(std::int32_t blocks_of_head,
+                                                              std::int32_t sequences,
+                                                              std::int32_t heads,
+                                                              std::int32_t length) {
+  const auto block = static_cast<std::int32_t>(threadIdx.x);
+  const std::int32_t units = length + change_cost;
+  const std::int32_t all = sequences * heads * units;
+  const std::int32_t lot = divide(block, blocks_of_head);
+  const std::int32_t n = divide(lot, heads);
+  Begin<std::int32_t> begin{all, {sequences, 0, 0}, all, all, all};
+  if (n < sequences) {
+    const std::int32_t number = block - lot * blocks_of_head;
+    const std::int32_t chunk = lead_time + divide(number * (length - lead_time), blocks_of_head);
+    begin.inside = number > 0;
+    begin.head_begin = lot * units;
+    begin.head_end = begin.head_begin + units;
+    begin.place = {n, lot - n * heads, begin.inside ? chunk : 0};
+    begin.unit = begin.head_begin + (begin.inside ? change_cost + chunk : 0);
   }
   return begin;
 }
@@ -294,6 +324,17 @@ __device__ __forceinline__ bool share_few(const Params& p, Shared& shared) {
       return Lot<std::int32_t>{n, lot - n * table.heads, shared.units[lot], length,
                                length > FewSequences::of(few.units, n) ? linked_weight : 1};
     });
+  } else {
+    const std::int32_t length = FewSequences::of(few.chunks, 0);
+    const bool alike =
+        __all_sync(~0U, own == length || static_cast<std::int32_t>(threadIdx.x % 32) >= count);
+    const std::int32_t blocks_of_head = divide(table.blocks, max(lots, 1));
+    const std::int32_t shared_out = length - lead_time;
+    const std::int32_t spared = shared_out >= long_share * blocks_of_head ? 0 : blocks_of_head;
+    if (alike && blocks_of_head > 1 && shared_out >= least_share * blocks_of_head &&
+        (shared_out + spared) * table.blocks < all * table.heads * blocks_of_head) {
+      cut = begin_by_heads(blocks_of_head, count, table.heads, length);
+    }
   }
   share_out(table, shared, count, FewSequences::at(few.chunks, 31), uncut, cut,
             [&](std::int32_t n) {

@@ -216,6 +216,29 @@ TEST_CASE("heads whose past does not fade, each in many pieces")
   }
 }
 
+TEST_CASE("heads that are alike are cut alike, each into as many shares")
+{
+  GDNFLOW_REQUIRE_GPU();
+  if (!runs_here()) return;
+  struct Shape {
+    std::int32_t qk, v;
+    std::vector<std::int64_t> lengths;
+  };
+  const Shape shapes[] = {{4, 16, {4096}}, {8, 32, {2048, 2048}}, {16, 64, {2000}}};
+  for (const Shape& shape : shapes) {
+    for (const Distribution distribution :
+         {Distribution::random_decay, Distribution::no_decay, Distribution::quarter_frozen}) {
+      // No sequence is empty, then.
+      const Capacity full{offsets_of(shape.lengths).back(), std::ssize(shape.lengths)};
+      check_all_ways(
+          Externals(problem_of(shape.qk, shape.v, true), full, shape.lengths, distribution),
+          fmt::format("lengths {}, {}/{} heads, {}", fmt::join(shape.lengths, "+"), shape.qk,
+                      shape.v, to_string(distribution)),
+          distribution == Distribution::random_decay);
+    }
+  }
+}
+
 TEST_CASE("a state that the bound alone would cut off is carried on")
 {
   GDNFLOW_REQUIRE_GPU();
