@@ -124,6 +124,7 @@ struct Config {
   static constexpr int key_stages = Solves ? 4 : Groups == 1 ? 3 : 2;
   static constexpr int query_stages = Solves || Groups == 2 ? 2 : 3;
   static constexpr bool one_ring = key_stages == query_stages;  // then they go together
+  static constexpr int panel_stride = panel_bytes;              // of q's two panels, and k's
   static constexpr int query_bytes = (2 + Groups) * panel_bytes;
   static constexpr int key_bytes =
       (2 + (Solves ? 0 : 1)) * panel_bytes + (one_ring ? query_bytes : 0);
@@ -304,13 +305,13 @@ __device__ __forceinline__ bool find_repair(const RegisterStateParams& p, int nu
 // fetched a chunk ahead, and a sequence's chunks follow one another, so that nothing stands between
 // an empty stage and its copies.
 
-// Rows `first` and on of a tile of 64-column panels, by `threads` threads.
+// Rows `first` and on of a tile of 64-column panels, `stride` bytes apart, by `threads` threads.
 __device__ __forceinline__ void clear_rows(std::byte* tile, int panels, int first, int thread,
-                                           int threads) {
+                                           int threads, int stride = panel_bytes) {
   const int vectors = (rows - first) * 8;
 #pragma unroll 1
   for (int i = thread; i < panels * vectors; i += threads) {
-    *reinterpret_cast<uint4*>(tile + i / vectors * panel_bytes + first * 128 + i % vectors * 16) =
+    *reinterpret_cast<uint4*>(tile + i / vectors * stride + first * 128 + i % vectors * 16) =
         uint4{0, 0, 0, 0};
   }
 }
@@ -340,7 +341,25 @@ __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const
                      token);
   }
   for (int c = 0; c < 2; ++c) {
-    device::load_box(queries.q + c * panel_bytes, p.q, loaded, 64 * c, w.qk_head, token);
+    device::load_box(queries.q + c * Shape::panel_stride, p.q, loaded, 64 * c, w.qk_head, token);
+  }
+}
+
+// A stage of the ring of k, and one of that of q and v: the same where they lie together.
+template <class Shared>
+__device__ __forceinline__ auto& keys_at(Shared& shared, int stage) {
+  if constexpr (requires { shared.tiles; }) {
+    return shared.tiles[stage];
+  } else {
+    return shared.keys[stage];
+  }
+}
+template <class Shared>
+__device__ __forceinline__ auto& queries_at(Shared& shared, int stage) {
+  if constexpr (requires { shared.tiles; }) {
+    return shared.tiles[stage];
+  } else {
+    return shared.queries[stage];
   }
 }
 
@@ -364,7 +383,7 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
   };
   fetch();
   for (;;) {
-    auto& keys = shared.keys[slot.index];
+    auto& keys = keys_at(shared, slot.index);
     Gates& gates = shared.gates[slot.index];
     Barrier& full = shared.full_keys[slot.index];
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);
@@ -374,16 +393,16 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
     } else {
       device::poison_freed(keys);
     }
-    if constexpr (Shape::one_ring) device::poison_freed(shared.queries[slot.index]);
+    if constexpr (Shape::one_ring) device::poison_freed(queries_at(shared, slot.index));
     if (lane == 0) {
       Barrier& loaded = tokens == rows ? full : shared.loaded_keys;
       loaded.arrive_expect(Shape::key_bytes);
       for (int c = 0; c < 2; ++c) {
-        device::load_box(keys.k + c * panel_bytes, p.k, loaded, 64 * c, w.qk_head, first);
+        device::load_box(keys.k + c * Shape::panel_stride, p.k, loaded, 64 * c, w.qk_head, first);
       }
       if constexpr (!Shape::solves) device::load_box(keys.a, p.a, loaded, 0, w.head, first);
       if constexpr (Shape::one_ring) {
-        load_queries<Shape>(p, w, shared.queries[slot.index], loaded, first);
+        load_queries<Shape>(p, w, queries_at(shared, slot.index), loaded, first);
       }
     }
     const int last = tokens - 1;
@@ -415,10 +434,10 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
     }
     if (tokens < rows) {
       shared.loaded_keys.wait_and_reset();
-      clear_rows(keys.k, 2, tokens, lane, 32);
+      clear_rows(keys.k, 2, tokens, lane, 32, Shape::panel_stride);
       if constexpr (!Shape::solves) clear_rows(keys.a, 1, tokens, lane, 32);
       if constexpr (Shape::one_ring) {
-        clear_rows(shared.queries[slot.index].v, Shape::groups, tokens, lane, 32);
+        clear_rows(queries_at(shared, slot.index).v, Shape::groups, tokens, lane, 32);
       }
       device::fence_async_proxy();
       if (lane == 0) full.arrive();
@@ -566,8 +585,8 @@ __device__ __forceinline__ void multiply_step(float (&d)[Count], const std::uint
 }
 
 // Offset of d_k = 16 step in q or k, whose d_k is contiguous.
-__device__ constexpr std::uint32_t dim_offset(int step) {
-  return step / 4 * panel_bytes + step % 4 * 32;
+__device__ constexpr std::uint32_t dim_offset(int step, int stride = panel_bytes) {
+  return step / 4 * stride + step % 4 * 32;
 }
 
 // The accumulators from `x` on, rounded, as the A operand of a step.

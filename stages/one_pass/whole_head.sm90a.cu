@@ -16,9 +16,10 @@
 //   another               O by TMA, from where the state groups leave it
 //   another               jobs
 //   another               norms of q, where q and k are to be normalised
-//   preparing group       Q K^T and K K^T on WGMMA, gates: P, L and N's halves; A_1 and A_2 by two
-//                         warps each, in fp32 (pair_tril_inverse.cuh); a chunk ahead
-//   two state groups      64 value columns each: K S -> R -> V'_1 -> V'_2 -> S, and Q S + P V'
+//   preparing group       Q K^T and K K^T on WGMMA, gates: P, L and N's halves; A_1 and A_2 in fp32
+//                         (halves_tril_inverse.cuh); a chunk ahead
+//   two state groups      64 value columns each: K S and Q S, in products that have the rows of
+//                         both; R -> V'_1 -> V'_2 -> S, and Q S + P V'
 //
 // Two state groups keep the tensor cores busy for each other while one rounds and scales: nothing
 // of S or V' goes through shared memory, and neither waits for the other.
@@ -37,8 +38,8 @@
 #include "cuda_variant.hpp"
 #include "device/dependent_launch.cuh"
 #include "device/gates.cuh"
+#include "device/halves_tril_inverse.cuh"
 #include "device/mma.cuh"
-#include "device/pair_tril_inverse.cuh"
 #include "device/wgmma.cuh"
 #include "fused_prefill/register_state.cuh"
 #include "one_pass/one_pass.cuh"
@@ -62,6 +63,7 @@ struct Shape {
   static constexpr int pair_stages = 2;  // of P and A
   static constexpr int output_stages = 2;
   static constexpr bool one_ring = true;
+  static constexpr int panel_stride = 2 * panel_bytes;  // of q's two panels, and k's
   static constexpr int query_bytes = (2 + groups) * panel_bytes;
   static constexpr int key_bytes = 2 * panel_bytes + query_bytes;
   // setmaxnreg: at most 512 in sum.
@@ -73,30 +75,26 @@ struct Shape {
 };
 
 struct Shared {
-  struct alignas(1024) Keys {
-    std::byte k[2 * panel_bytes];
-  };
-  struct alignas(1024) Queries {
-    std::byte q[2 * panel_bytes], v[Shape::groups * panel_bytes];
+  // A panel of q, one of k, and the others of both, so that a product can have the rows of both.
+  struct alignas(1024) Tiles {
+    std::byte q[panel_bytes], k[3 * panel_bytes], v[Shape::groups * panel_bytes];
   };
   struct alignas(1024) Pair {
     std::byte a[panel_bytes];  // A_1, L and A_2, where they lie in I - N
     std::byte p[panel_bytes];
   };
-  Keys keys[Shape::key_stages];
-  Queries queries[Shape::key_stages];
+  Tiles tiles[Shape::key_stages];
   Pair pairs[Shape::pair_stages];
   std::byte output[Shape::output_stages][Shape::groups][panel_bytes];
   Gates gates[Shape::key_stages];
   // exp(gc_b - gc) by token, b the last one of its block of 16
   float to_block_end[Shape::key_stages][rows];
-  device::PairTrilInverse::Storage inverse[2];  // of A_1 and A_2
-  float query_norms[Shape::key_stages][rows];   // r_q
-  float log2_growth[group_threads];             // of a thread's tokens (log2_growth_of)
+  device::HalvesTrilInverse::Storage inverse;  // of A_1 and A_2
+  float query_norms[Shape::key_stages][rows];  // r_q
+  float log2_growth[group_threads];            // of a thread's tokens (log2_growth_of)
   Barrier full_keys[Shape::key_stages], empty_keys[Shape::key_stages];
-  Barrier scored[Shape::pair_stages];  // P is there,
-  Barrier solved[Shape::pair_stages];  // A is,
-  Barrier used[Shape::pair_stages];    // and both may be overwritten
+  Barrier solved[Shape::pair_stages];  // P and A are there,
+  Barrier used[Shape::pair_stages];    // and may be overwritten
   Barrier written[Shape::output_stages], stored[Shape::output_stages];
   Barrier normed[Shape::key_stages];  // r_q is there
   Barrier loaded_keys;                // of short chunks, before what lies past their end is cleared
@@ -107,10 +105,9 @@ static_assert(sizeof(Shared) <= shared_limit);
 // Named barriers; 0 is __syncthreads.
 enum Meeting : int {
   among_preparing = 1,
-  pair_stored,                  // two warps of the preparing group each
-  pair_made = pair_stored + 2,  // the same
-  both_states = pair_made + 2,  // both state groups
-  first_linked,                 // the first one lets the second have the tensor cores
+  of_inverse,  // device::HalvesTrilInverse::Meeting
+  both_states = of_inverse + device::HalvesTrilInverse::meetings,
+  first_linked,  // the first one lets the second have the tensor cores
 };
 
 // Where chunk i of a block lies in a ring: nothing more to keep in registers than its number.
@@ -130,7 +127,6 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
     shared.normed[i].init(32);
   }
   for (int i = 0; i < Shape::pair_stages; ++i) {
-    shared.scored[i].init(group_threads);
     shared.solved[i].init(group_threads);
     shared.used[i].init(readers);
   }
@@ -140,6 +136,11 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   }
   shared.loaded_keys.init(1);
   shared.ring.init(32 + 32 + norms + group_threads + readers);
+}
+
+// Offset of d_k = 16 step in q or k.
+__device__ constexpr std::uint32_t tile_offset(int step) {
+  return dim_offset(step, Shape::panel_stride);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -176,6 +177,7 @@ __device__ __forceinline__ void norm_keys(Gates& gates, const float (&gram)[rows
 
 template <class Element, bool Norm>
 __device__ void prepare(const WholeParams& p, Shared& shared) {
+  using Inverse = device::HalvesTrilInverse;
   // Through shuffles: what comes straight from the thread's number is asked for anew, which takes
   // longer than all that is done with it.
   int own = kept(static_cast<int>(threadIdx.x % 32));
@@ -195,11 +197,11 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
   const auto multiply_keys = [&](float(&d)[rows / 2], const std::byte* with, int stage) {
     const std::uint64_t x = device::descriptor_k_major(device::shared_address(with));
     const std::uint64_t k =
-        device::descriptor_k_major(device::shared_address(shared.keys[stage].k));
+        device::descriptor_k_major(device::shared_address(shared.tiles[stage].k));
 #pragma unroll
     for (int step = 0; step < steps_of_dim; ++step) {
-      device::wgmma_step<Element, false, false>(d, device::descriptor_at(x, dim_offset(step)),
-                                                device::descriptor_at(k, dim_offset(step)),
+      device::wgmma_step<Element, false, false>(d, device::descriptor_at(x, tile_offset(step)),
+                                                device::descriptor_at(k, tile_offset(step)),
                                                 step > 0);
     }
     device::wgmma_commit();
@@ -208,18 +210,13 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     device::forget(gram);
     device::forget(scores);
     device::wgmma_fence();
-    multiply_keys(gram, shared.keys[slot.index].k, slot.index);
-    multiply_keys(scores, shared.queries[slot.index].q, slot.index);
+    multiply_keys(gram, shared.tiles[slot.index].k, slot.index);
+    multiply_keys(scores, shared.tiles[slot.index].q, slot.index);
   };
-  float minus_beta[2];  // of this thread's rows
-  // `there`: whether the chunk is, or its products are such that nobody looks at.
-  const auto take_products = [&](const Slot& slot, bool there, int warp, int row, int column) {
+  const auto take_products = [&] {
     device::wgmma_wait<0>();
     device::hold(gram);
     device::hold(scores);
-    if constexpr (Norm) {
-      if (there) norm_keys(shared.gates[slot.index], gram, warp, row, column, minus_beta);
-    }
   };
   Slot slot;
   Slot pair;
@@ -232,7 +229,6 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
         if constexpr (Norm) shared.normed[slot.index].wait(slot.phase);  // to stay in step
         shared.empty_keys[slot.index].arrive();
         shared.used[pair.index].wait(pair.phase ^ 1);
-        shared.scored[pair.index].arrive();
         shared.solved[pair.index].arrive();
         slot.advance(Shape::key_stages);
         pair.advance(Shape::pair_stages);
@@ -243,9 +239,9 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     if (w.lead > 0) shared.log2_growth[32 * own_warp + own] = 0.0F;
     const int none_behind = w.flush ? 1 : 0;  // as many are left where no chunk follows
     if (w.fresh) {
+      take_products();  // that nobody looked at
       shared.full_keys[slot.index].wait(slot.phase);
       multiply(slot);
-      take_products(slot, true, own_warp, own / 4, own % 4 * 2);
     }
 #pragma unroll 1
     for (int left = w.chunks; left > 0; --left) {
@@ -253,7 +249,6 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       asm volatile("" : "+r"(own), "+r"(own_warp));
       const int lane = own;
       const int warp = own_warp;
-      auto& inverse = shared.inverse[warp / 2];
       const int row = lane / 4;
       const int column = lane % 4 * 2;
       // This warp's 16x16 block at column 0 of a panel, by rows.
@@ -268,11 +263,17 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
       const auto& to_block_end = shared.to_block_end[slot.index];
       const float gc_row[2] = {gates.log2_gamma[16 * warp + row],
                                gates.log2_gamma[16 * warp + row + 8]};
+      float minus_beta[2];  // of this thread's rows
       if constexpr (!Norm) {
         // Halves of pairs.
         const float* const betas = &gates.residual[8 * warp + row / 2].z + row % 2;
         minus_beta[0] = -betas[0];
         minus_beta[1] = -betas[4 * 4];
+      }
+      shared.used[pair.index].wait(pair.phase ^ 1);
+      take_products();
+      if constexpr (Norm) {
+        norm_keys(shared.gates[slot.index], gram, warp, row, column, minus_beta);
       }
       if (left > w.chunks - w.lead) {  // in the lead
         float& log2_growth = shared.log2_growth[32 * warp + lane];
@@ -289,7 +290,6 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
         scale[0] *= norms[0];
         scale[1] *= norms[8];
       }
-      shared.used[pair.index].wait(pair.phase ^ 1);
       const std::uint32_t a = device::shared_address(shared.pairs[pair.index].a);
       const std::uint32_t weights = device::shared_address(shared.pairs[pair.index].p);
 
@@ -331,48 +331,49 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
           }
         }
         store_block(weights, block, device::to_a<Element>(weight, 0));
-        if constexpr (Diagonal) {
-          inverse.diagonal[warp % 2].store(lane, n);
-        } else if (block < 2 && warp >= 2) {
+        if (!Diagonal && block < 2 && warp >= 2) {
           store_block(a, block, device::to_a<Element>(n, 0));
         } else {
-          inverse.below.store(lane, n);
+          Inverse::block(shared.inverse, Diagonal ? block : block + 1, block).store(lane, n);
         }
       };
 #pragma unroll
-      for (int block = 0; block < 4; ++block) {
+      for (int block = 3; block >= 0; --block) {
         if (block < warp) {
           gate.template operator()<false>(block);
         } else if (block == warp) {
           gate.template operator()<true>(block);
         }
+        Inverse::announce(warp, block, of_inverse);
       }
       shared.empty_keys[slot.index].arrive();
-      device::fence_async_proxy();
-      shared.scored[pair.index].arrive();
-
-      using Inverse = device::PairTrilInverse;
-      const auto emit = [&](int r, int c, int of_block, int half, const float* x) {
-        const int at = 32 * (warp / 2) + 16 * r + of_block;
-        const int part = 4 * (warp / 2) + 2 * c + half;
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(a + at * 128 +
-                                                                      ((part ^ of_block % 8) << 4)),
-                     "r"(device::pack<Element>(x[0], x[1])), "r"(device::pack<Element>(x[2], x[3])),
-                     "r"(device::pack<Element>(x[4], x[5])), "r"(device::pack<Element>(x[6], x[7]))
-                     : "memory");
+      const auto emit = [&]<int Count>(int i, int j, int of_block, int column,
+                                       const float(&x)[Count]) {
+        std::uint32_t words[Count / 2];
+#pragma unroll
+        for (int c = 0; c < Count / 2; ++c) {
+          words[c] = device::pack<Element>(x[2 * c], x[2 * c + 1]);
+        }
+        const std::uint32_t to = a + (16 * i + of_block) * 128 +
+                                 ((2 * j + column / 8 ^ of_block % 8) << 4) + column % 8 * 2;
+        if constexpr (Count == 8) {
+          asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+                       "r"(words[1]), "r"(words[2]), "r"(words[3])
+                       : "memory");
+        } else {
+          static_assert(Count == 4);
+          asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(words[0]), "r"(words[1])
+                       : "memory");
+        }
       };
-      Inverse::begin(inverse, warp % 2, lane, pair_stored + warp / 2, pair_made + warp / 2, emit);
-
-      Inverse::end(inverse, warp % 2, lane, emit);
+      Inverse::run(shared.inverse, warp, lane, of_inverse, emit);
       device::fence_async_proxy();
       shared.solved[pair.index].arrive();
       // The next chunk's products; where there is none yet some that nobody looks at.
       slot.advance(Shape::key_stages);
-      const bool follows = left > none_behind;
-      if (follows) shared.full_keys[slot.index].wait(slot.phase);
+      if (left > none_behind) shared.full_keys[slot.index].wait(slot.phase);
       multiply(slot);
       pair.advance(Shape::pair_stages);
-      take_products(slot, follows, warp, row, column);
     }
     if (w.lead > 0 && w.kind == Job::walk) {
       asm volatile("" : "+r"(own), "+r"(own_warp));
@@ -381,6 +382,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     }
   };
   for_each_job(shared.ring, walk);
+  take_products();
 }
 
 // Stores what the state groups leave in shared memory, by a warp. The first that they leave is that
@@ -432,7 +434,7 @@ __device__ __forceinline__ float2 square_rows(const std::byte* tile, int lane) {
   std::uint32_t row = device::shared_address(tile) + 128 * lane + 16 * (lane % 8);
   float sums[2][2] = {};
 #pragma unroll 1
-  for (int panel = 0; panel < 2; ++panel, row += panel_bytes) {
+  for (int panel = 0; panel < 2; ++panel, row += Shape::panel_stride) {
 #pragma unroll 1
     for (int part = 0; part < 128; part += 32) {
       uint4 x[2][2];
@@ -467,7 +469,7 @@ __device__ void norm_queries(Shared& shared) {
     for (int left = w.chunks; left > 0; --left) {
       shared.full_keys[slot.index].wait(slot.phase);
       if (w.kind != Job::link) {
-        const float2 squares = square_rows(shared.queries[slot.index].q, lane);
+        const float2 squares = square_rows(shared.tiles[slot.index].q, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float norm =
@@ -641,9 +643,7 @@ __device__ __forceinline__ void produce_transfer(const WholeParams& p, int block
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);
     if (threadIdx.x % 32 == 0) {
       full.arrive_expect(transfer_bytes / 2);
-      device::load_bytes(shared.keys[slot.index].k, from, 2 * panel_bytes, full);
-      device::load_bytes(shared.queries[slot.index].q, from + 2 * panel_bytes, 2 * panel_bytes,
-                         full);
+      device::load_bytes(shared.tiles[slot.index].q, from, transfer_bytes / 2, full);
       from += transfer_bytes / 2;
     }
     full.arrive();
@@ -658,7 +658,10 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       kept(static_cast<int>(value_address_offset(state_thread()) + group * panel_bytes));
 
   State state;
-  Accumulators ks, o;
+  // S^T Q^T and S^T K^T: this order, as what lives longer is to have the lower registers.
+  float products[rows];
+  Accumulators& o = reinterpret_cast<Accumulators&>(products[0]);
+  Accumulators& ks = reinterpret_cast<Accumulators&>(products[rows / 2]);
   Half first, second;                // V'^T of the halves
   std::uint32_t s[steps_of_dim][4];  // S^T as A operands
   Fragments residual;                // V^T, then R^T
@@ -671,30 +674,37 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       pack_step<Element>(s[step], &state[step / 4][step % 4 * 8]);
     }
   };
-  // S^T x^T for q or k, over one half of d_k. One fence in front of several products is enough, and
-  // faster, but more of them in flight hold more registers than there are beside Q S.
-  const auto multiply_state = [&]<bool OneFence>(Accumulators& d, std::uint64_t x, int half) {
+  // S^T times the rows of q and k, over one half of d_k.
+  const auto multiply_state = [&](std::uint64_t x, int half) {
+    device::wgmma_fence();
 #pragma unroll
     for (int step = 4 * half; step < 4 * half + 4; ++step) {
-      if (!OneFence || step % 4 == 0) device::wgmma_fence();
-      device::wgmma_step<Element, false>(d, s[step], device::descriptor_at(x, dim_offset(step)),
-                                         step > 0);
+      device::wgmma_step<Element, false>(products, s[step],
+                                         device::descriptor_at(x, tile_offset(step)), step > 0);
     }
   };
-  // max |S| in front of chunk i, for the check of shares.
-  const auto record = [&](const Job& w, const State& state) {
-    std::uint32_t most = 0;  // as bits: a NaN is more than any number
+  // max |S| in front of chunk i, for the check of shares: of S as it is rounded for products, under
+  // which this is done.
+  const auto record = [&](const Job& w) {
+    // As bits, by which a NaN is more than any number: the largest that are not negative, and of
+    // all with the sign in front those that are, if any.
+    std::uint32_t positive = 0;
+    std::uint32_t all = 0;
 #pragma unroll
-    for (const auto& half : state) {
+    for (const auto& step : s) {
 #pragma unroll
-      for (const float x : half) most = max(most, __float_as_uint(fabsf(x)));
+      for (int e = 0; e < 4; e += 2) {
+        positive = __vimax3_s16x2(positive, step[e], step[e + 1]);
+        all = __vimax3_u16x2(all, step[e], step[e + 1]);
+      }
     }
-    most = __reduce_max_sync(~0U, most);
+    std::uint32_t most = __vmaxu2(positive, all & 0x7fff7fffU);
+    most = __reduce_max_sync(~0U, max(most & 0xffffU, most >> 16));
     const int thread = state_thread();
     if (thread % 32 == 0) {
       const std::int64_t chunk = w.first_chunk + i - w.number;
       p.segments.marks[(chunk * p.heads.v + w.head) * SegmentPlan::parts + thread / 32] =
-          __uint_as_float(most);
+          device::unpack<Element>(most).x;
     }
   };
   Fragments rounded = {};  // O^T of the chunk before; before the first, one that is not stored
@@ -737,15 +747,13 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     const int stage[2] = {slot_of<Shape::key_stages>(i).index,
                           slot_of<Shape::key_stages>(i + 1).index};
     const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage, int half) {
-      const std::uint64_t t[2] = {
-          device::descriptor_mn_major(device::shared_address(shared.keys[stage].k), panel_bytes),
-          device::descriptor_mn_major(device::shared_address(shared.queries[stage].q),
-                                      panel_bytes)};
+      const std::uint64_t t =
+          device::descriptor_mn_major(device::shared_address(shared.tiles[stage].q), panel_bytes);
 #pragma unroll
       for (int step = 0; step < steps_of_dim; ++step) {
         device::wgmma_step<LinkType, true>(
             state[half], x[step],
-            device::descriptor_at(t[step / 4], half * panel_bytes + step % 4 * 2048));
+            device::descriptor_at(t, (step / 4 * 2 + half) * panel_bytes + step % 4 * 2048));
       }
     };
     shared.full_keys[stage[0]].wait(slot_of<Shape::key_stages>(i).phase);
@@ -774,7 +782,6 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
     for (int part = 0; part < 2; ++part, ++i) {
       // Nothing of the pair is read, but its phases are to stay in step.
       const Slot pair = slot_of<Shape::pair_stages>(i);
-      shared.scored[pair.index].wait(pair.phase);
       shared.solved[pair.index].wait(pair.phase);
       shared.used[pair.index].arrive();
     }
@@ -812,12 +819,10 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       const Slot slot = slot_of<Shape::key_stages>(i);
       const Slot pair = slot_of<Shape::pair_stages>(i);
       const Gates& gates = shared.gates[slot.index];
-      const std::uint64_t keys =
-          device::descriptor_k_major(device::shared_address(shared.keys[slot.index].k));
       const std::uint64_t k = device::descriptor_mn_major(
-          device::shared_address(shared.keys[slot.index].k), panel_bytes);
-      const std::uint64_t q =
-          device::descriptor_k_major(device::shared_address(shared.queries[slot.index].q));
+          device::shared_address(shared.tiles[slot.index].k), Shape::panel_stride);
+      const std::uint64_t rows_of_both =
+          device::descriptor_k_major(device::shared_address(shared.tiles[slot.index].q));
       const std::uint64_t a =
           device::descriptor_k_major(device::shared_address(shared.pairs[pair.index].a));
       const std::uint64_t weights =
@@ -825,22 +830,21 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
 
       // K S and Q S.
       const int output = i + w.outputs;
+      const bool records = i >= w.first_mark;
       device::wgmma_wait<0>();
       device::hold(state[0]);
       device::hold(state[1]);
-      if (i >= w.first_mark) record(w, state);
       wait_stored(output);
       shared.full_keys[slot.index].wait(slot.phase);
-      device::forget(ks);
+      device::forget(products);
       pack_state(0);
-      multiply_state.template operator()<true>(ks, keys, 0);
+      multiply_state(rows_of_both, 0);
       pack_state(1);
-      multiply_state.template operator()<true>(ks, keys, 1);
+      multiply_state(rows_of_both, 1);
       device::wgmma_commit();
       copy_output(output);
-      device::forget(o);
-      multiply_state.template operator()<false>(o, q, 0);
-      device::wgmma_commit();
+      if (records) record(w);
+      announce_output(output);
       {
         const float fade = gates.fade;
 #pragma unroll
@@ -849,7 +853,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
           for (float& x : half) x *= fade;
         }
       }
-      const std::uint32_t v = device::shared_address(shared.queries[slot.index].v) + value_offset;
+      const std::uint32_t v = device::shared_address(shared.tiles[slot.index].v) + value_offset;
       load_value_step(residual[0], v);
       load_value_step(residual[1], v + 2048);
       float4 factor[held];
@@ -866,11 +870,10 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
           }
         }
       };
-      if constexpr (Norm) shared.scored[pair.index].wait(pair.phase);
       shared.solved[pair.index].wait(pair.phase);
       if constexpr (Norm) first_factors();  // which r_k has become part of
-      device::wgmma_wait<1>();
-      device::hold(ks);
+      device::wgmma_wait<0>();
+      device::hold(products);
 
       // R and V'_1 = A_1 R_1
       device::forget(first);
@@ -884,8 +887,6 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       device::wgmma_commit();
       load_value_step(residual[2], v + 2 * 2048);
       load_value_step(residual[3], v + 3 * 2048);
-      multiply_state.template operator()<false>(o, q, 1);
-      device::wgmma_commit();
 #pragma unroll
       for (int step = 2; step < 4; ++step) {
 #pragma unroll
@@ -897,6 +898,18 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
         next_factors(step);
       }
+      const auto scale_tokens = [&](Accumulators& x, const float(&factors)[rows]) {
+#pragma unroll
+        for (int j = 0; j < rows / 8; ++j) {
+          const float2 f = *reinterpret_cast<const float2*>(&factors[8 * j + 2 * quad]);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            x[4 * j + 2 * h] *= f.x;
+            x[4 * j + 2 * h + 1] *= f.y;
+          }
+        }
+      };
+      scale_tokens(o, gates.query);
       float2 decay[rows / 16];  // of one half
       const auto load_decays = [&](int half) {
 #pragma unroll
@@ -928,11 +941,19 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         for (int step = begin; step < end; ++step) {
           device::wgmma_step<Element, true>(
               state[half], decayed[step],
-              device::descriptor_at(k, half * panel_bytes + step * 2048));
+              device::descriptor_at(k, half * Shape::panel_stride + step * 2048));
+        }
+      };
+      const auto add_values = [&](int half) {
+        device::wgmma_fence();
+#pragma unroll
+        for (int step = 2 * half; step < 2 * half + 2; ++step) {
+          device::wgmma_step<Element, false>(o, plain[step],
+                                             device::descriptor_at(weights, step * 32));
         }
       };
       load_decays(0);
-      device::wgmma_wait<1>();
+      device::wgmma_wait<0>();
       device::hold(first);
 
       // L V'_1
@@ -947,12 +968,11 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       device::wgmma_commit();
       update(0, 0, 2);
       update(1, 0, 2);
+      add_values(0);
       device::wgmma_commit();
       load_decays(1);
-      announce_output(output);
       device::wgmma_wait<1>();
       device::hold(second);
-      device::hold(o);
 
       // V'_2 = A_2 (R_2 + L V'_1)
       device::forget(first);
@@ -963,26 +983,9 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
                                       device::descriptor_at(a, 4096 + 64 + step * 32), step > 0);
       }
       device::wgmma_commit();
-      const auto scale_tokens = [&](Accumulators& x, const float(&factors)[rows]) {
-#pragma unroll
-        for (int j = 0; j < rows / 8; ++j) {
-          const float2 f = *reinterpret_cast<const float2*>(&factors[8 * j + 2 * quad]);
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            x[4 * j + 2 * h] *= f.x;
-            x[4 * j + 2 * h + 1] *= f.y;
-          }
-        }
-      };
-      scale_tokens(o, gates.query);
-      if constexpr (!Norm) {
-        int number = i;
-        asm volatile("" : "+r"(number));
-        const Slot again = slot_of<Shape::pair_stages>(number);
-        shared.scored[again.index].wait(again.phase);
-      }
       device::wgmma_wait<0>();
       device::hold(first);
+      device::hold(o);
       device::hold(state[0]);
       device::hold(state[1]);
 
@@ -991,12 +994,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       update(0, 2, 4);
       device::wgmma_commit();
       pack_values(1);
-      device::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < steps_of_rows; ++step) {
-        device::wgmma_step<Element, false>(o, plain[step],
-                                           device::descriptor_at(weights, step * 32));
-      }
+      add_values(1);
       device::wgmma_commit();
       update(1, 2, 4);
       device::wgmma_commit();
