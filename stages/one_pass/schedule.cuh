@@ -46,9 +46,6 @@ struct Job : Task {
   int block = 0;        // that has left what is taken or linked
 };
 
-// What max |S| may be off by, recorded of S as it is rounded for products: 2^-9 on either side.
-inline constexpr float log2_rounding = 0.006F;
-
 // How far a block's scheduler is.
 struct Progress {
   enum Step : int {
@@ -539,7 +536,7 @@ class Scheduler {
   __device__ __forceinline__ bool holds(const Share& share, std::int32_t block) const {
     const std::int32_t start = __ldcg(&p_.share_starts[block]);
     const std::int32_t first = share.span.first_chunk;
-    float log2_bound = __ldcg(&p_.share_bounds[block]) + log2_rounding;
+    float log2_bound = __ldcg(&p_.share_bounds[block]);
     // Where nothing is cut off, nobody may have said how keys let it grow.
     for (int i = 0; i < 4 && log2_bound > -__int_as_float(0x7f800000); ++i) {
       log2_bound += __ldcg(&p_.segments.log2_growth[4 * block + i]);

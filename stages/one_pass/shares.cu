@@ -3,10 +3,11 @@
 //
 // All chunks in a row, cut where each block has had as many as any other. A share that begins
 // inside a sequence costs the chunks in front of it until the past has faded; so one that would
-// begin shortly behind a sequence's start begins there. Where shares of whole sequences are done as
-// soon, nothing is cut. Heads whose past does not fade have shares inside walked three times
-// (schedule.cuh); where sequences are few and long a sample of the gates tells which those are, and
-// their chunks count as much.
+// begin shortly behind a sequence's start begins there. Where all heads have as many chunks and
+// there are blocks for each, each head is cut into as many shares, the first of them longer by what
+// the others walk in front. Where shares of whole sequences are done as soon, nothing is cut. Heads
+// whose past does not fade have shares inside walked three times (schedule.cuh); where sequences
+// are few and long a sample of the gates tells which those are, and their chunks count as much.
 
 #include <gdnflow/stage.hpp>
 

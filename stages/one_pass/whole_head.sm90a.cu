@@ -683,28 +683,30 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
                                          device::descriptor_at(x, tile_offset(step)), step > 0);
     }
   };
-  // max |S| in front of chunk i, for the check of shares: of S as it is rounded for products, under
-  // which this is done.
+  // max |S| in front of chunk i, for the check of shares; under products, none of which has S
+  // itself.
   const auto record = [&](const Job& w) {
-    // As bits, by which a NaN is more than any number: the largest that are not negative, and of
-    // all with the sign in front those that are, if any.
-    std::uint32_t positive = 0;
+    // As bits, by which a NaN is more than any number: the largest of those that are not negative,
+    // and of all with the sign in front those that are, if any.
+    std::int32_t positive = 0;
     std::uint32_t all = 0;
 #pragma unroll
-    for (const auto& step : s) {
+    for (const auto& half : state) {
 #pragma unroll
-      for (int e = 0; e < 4; e += 2) {
-        positive = __vimax3_s16x2(positive, step[e], step[e + 1]);
-        all = __vimax3_u16x2(all, step[e], step[e + 1]);
+      for (int j = 0; j < rows / 2; j += 2) {
+        const float x = half[j];
+        const float y = half[j + 1];
+        positive = __vimax3_s32(positive, __float_as_int(x), __float_as_int(y));
+        all = __vimax3_u32(all, __float_as_uint(x), __float_as_uint(y));
       }
     }
-    std::uint32_t most = __vmaxu2(positive, all & 0x7fff7fffU);
-    most = __reduce_max_sync(~0U, max(most & 0xffffU, most >> 16));
+    std::uint32_t most = max(static_cast<std::uint32_t>(positive), all & 0x7fffffffU);
+    most = __reduce_max_sync(~0U, most);
     const int thread = state_thread();
     if (thread % 32 == 0) {
       const std::int64_t chunk = w.first_chunk + i - w.number;
       p.segments.marks[(chunk * p.heads.v + w.head) * SegmentPlan::parts + thread / 32] =
-          device::unpack<Element>(most).x;
+          __uint_as_float(most);
     }
   };
   Fragments rounded = {};  // O^T of the chunk before; before the first, one that is not stored

@@ -224,7 +224,7 @@ TEST_CASE("heads that are alike are cut alike, each into as many shares")
     std::int32_t qk, v;
     std::vector<std::int64_t> lengths;
   };
-  const Shape shapes[] = {{4, 16, {4096}}, {8, 32, {2048, 2048}}, {16, 64, {2000}}};
+  const Shape shapes[] = {{8, 32, {8192}}, {8, 32, {2048, 2048}}, {16, 64, {2000}}};
   for (const Shape& shape : shapes) {
     for (const Distribution distribution :
          {Distribution::random_decay, Distribution::no_decay, Distribution::quarter_frozen}) {
