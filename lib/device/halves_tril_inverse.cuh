@@ -79,7 +79,8 @@ struct HalvesTrilInverse {
     Half halves[2];
   };
 
-  /// Named barriers from `first` on, of warps that store something for others to read.
+  /// Named barriers from `first` on, of warps that store something for others to read. The first
+  /// three lie by the warp that waits.
   enum Meeting : int {
     upper_stored,  // N_10 of half 0, by warp 1 for 0
     last_stored,   // N_11 of half 1, by warp 3 for 1

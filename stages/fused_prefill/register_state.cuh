@@ -345,21 +345,13 @@ __device__ __forceinline__ void load_queries(const RegisterStateParams& p, const
   }
 }
 
-// A stage of the ring of k, and one of that of q and v: the same where they lie together.
-template <class Shared>
-__device__ __forceinline__ auto& keys_at(Shared& shared, int stage) {
-  if constexpr (requires { shared.tiles; }) {
-    return shared.tiles[stage];
-  } else {
-    return shared.keys[stage];
-  }
-}
+// A stage of q and v, which may lie beside k.
 template <class Shared>
 __device__ __forceinline__ auto& queries_at(Shared& shared, int stage) {
-  if constexpr (requires { shared.tiles; }) {
-    return shared.tiles[stage];
-  } else {
+  if constexpr (requires { shared.queries; }) {
     return shared.queries[stage];
+  } else {
+    return shared.keys[stage];
   }
 }
 
@@ -383,7 +375,7 @@ __device__ void produce_keys(const RegisterStateParams& p, const Task& w, Shared
   };
   fetch();
   for (;;) {
-    auto& keys = keys_at(shared, slot.index);
+    auto& keys = shared.keys[slot.index];
     Gates& gates = shared.gates[slot.index];
     Barrier& full = shared.full_keys[slot.index];
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);

@@ -76,14 +76,14 @@ struct Shape {
 
 struct Shared {
   // A panel of q, one of k, and the others of both, so that a product can have the rows of both.
-  struct alignas(1024) Tiles {
+  struct alignas(1024) Keys {
     std::byte q[panel_bytes], k[3 * panel_bytes], v[Shape::groups * panel_bytes];
   };
   struct alignas(1024) Pair {
     std::byte a[panel_bytes];  // A_1, L and A_2, where they lie in I - N
     std::byte p[panel_bytes];
   };
-  Tiles tiles[Shape::key_stages];
+  Keys keys[Shape::key_stages];
   Pair pairs[Shape::pair_stages];
   std::byte output[Shape::output_stages][Shape::groups][panel_bytes];
   Gates gates[Shape::key_stages];
@@ -197,7 +197,7 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
   const auto multiply_keys = [&](float(&d)[rows / 2], const std::byte* with, int stage) {
     const std::uint64_t x = device::descriptor_k_major(device::shared_address(with));
     const std::uint64_t k =
-        device::descriptor_k_major(device::shared_address(shared.tiles[stage].k));
+        device::descriptor_k_major(device::shared_address(shared.keys[stage].k));
 #pragma unroll
     for (int step = 0; step < steps_of_dim; ++step) {
       device::wgmma_step<Element, false, false>(d, device::descriptor_at(x, tile_offset(step)),
@@ -210,8 +210,8 @@ __device__ void prepare(const WholeParams& p, Shared& shared) {
     device::forget(gram);
     device::forget(scores);
     device::wgmma_fence();
-    multiply_keys(gram, shared.tiles[slot.index].k, slot.index);
-    multiply_keys(scores, shared.tiles[slot.index].q, slot.index);
+    multiply_keys(gram, shared.keys[slot.index].k, slot.index);
+    multiply_keys(scores, shared.keys[slot.index].q, slot.index);
   };
   const auto take_products = [&] {
     device::wgmma_wait<0>();
@@ -469,7 +469,7 @@ __device__ void norm_queries(Shared& shared) {
     for (int left = w.chunks; left > 0; --left) {
       shared.full_keys[slot.index].wait(slot.phase);
       if (w.kind != Job::link) {
-        const float2 squares = square_rows(shared.tiles[slot.index].q, lane);
+        const float2 squares = square_rows(shared.keys[slot.index].q, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float norm =
@@ -643,7 +643,7 @@ __device__ __forceinline__ void produce_transfer(const WholeParams& p, int block
     shared.empty_keys[slot.index].wait(slot.phase ^ 1);
     if (threadIdx.x % 32 == 0) {
       full.arrive_expect(transfer_bytes / 2);
-      device::load_bytes(shared.tiles[slot.index].q, from, transfer_bytes / 2, full);
+      device::load_bytes(shared.keys[slot.index].q, from, transfer_bytes / 2, full);
       from += transfer_bytes / 2;
     }
     full.arrive();
@@ -750,7 +750,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
                           slot_of<Shape::key_stages>(i + 1).index};
     const auto multiply = [&](const std::uint32_t(&x)[steps_of_dim][4], int stage, int half) {
       const std::uint64_t t =
-          device::descriptor_mn_major(device::shared_address(shared.tiles[stage].q), panel_bytes);
+          device::descriptor_mn_major(device::shared_address(shared.keys[stage].q), panel_bytes);
 #pragma unroll
       for (int step = 0; step < steps_of_dim; ++step) {
         device::wgmma_step<LinkType, true>(
@@ -822,9 +822,9 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
       const Slot pair = slot_of<Shape::pair_stages>(i);
       const Gates& gates = shared.gates[slot.index];
       const std::uint64_t k = device::descriptor_mn_major(
-          device::shared_address(shared.tiles[slot.index].k), Shape::panel_stride);
+          device::shared_address(shared.keys[slot.index].k), Shape::panel_stride);
       const std::uint64_t rows_of_both =
-          device::descriptor_k_major(device::shared_address(shared.tiles[slot.index].q));
+          device::descriptor_k_major(device::shared_address(shared.keys[slot.index].q));
       const std::uint64_t a =
           device::descriptor_k_major(device::shared_address(shared.pairs[pair.index].a));
       const std::uint64_t weights =
@@ -855,7 +855,7 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
           for (float& x : half) x *= fade;
         }
       }
-      const std::uint32_t v = device::shared_address(shared.tiles[slot.index].v) + value_offset;
+      const std::uint32_t v = device::shared_address(shared.keys[slot.index].v) + value_offset;
       load_value_step(residual[0], v);
       load_value_step(residual[1], v + 2048);
       float4 factor[held];
@@ -900,18 +900,15 @@ __device__ void keep_states(const WholeParams& p, Shared& shared, int group) {
         }
         next_factors(step);
       }
-      const auto scale_tokens = [&](Accumulators& x, const float(&factors)[rows]) {
 #pragma unroll
-        for (int j = 0; j < rows / 8; ++j) {
-          const float2 f = *reinterpret_cast<const float2*>(&factors[8 * j + 2 * quad]);
+      for (int j = 0; j < rows / 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(&gates.query[8 * j + 2 * quad]);
 #pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            x[4 * j + 2 * h] *= f.x;
-            x[4 * j + 2 * h + 1] *= f.y;
-          }
+        for (int h = 0; h < 2; ++h) {
+          o[4 * j + 2 * h] *= f.x;
+          o[4 * j + 2 * h + 1] *= f.y;
         }
-      };
-      scale_tokens(o, gates.query);
+      }
       float2 decay[rows / 16];  // of one half
       const auto load_decays = [&](int half) {
 #pragma unroll
